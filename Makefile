@@ -11,11 +11,11 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 .PHONY: env demo test types tests bench soak
 env: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml study/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v == (3, 11) or sys.exit("ddm-ray needs Python 3.11, $(PYTHON) is %d.%d; name another with: make PYTHON=python3.11 ..." % v)'
 	@echo "Making the environment in .venv: about 7 GB, some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2>.venv/install.log \
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable ./study 2>.venv/install.log \
 		|| { tail -n 20 .venv/install.log; exit 1; }
 	@touch $@
 
@@ -48,6 +48,7 @@ soak: $(READY)
 	@$(BIN)/pytest tests/train/ray --in-bucket
 	@$(BIN)/pytest tests/storage/test_hostile_island.py tests/storage/test_claim_races.py --every-call
 	@$(BIN)/pytest tests/serve/http/test_any_request.py tests/serve/http/test_many_bodies.py --every-call
+	@$(BIN)/pytest tests/study --every-call
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/python benchmarks/storage_faults.py --each-put
 	@$(BIN)/python benchmarks/storage_cuts.py

@@ -17,6 +17,15 @@ from typing import Any
 
 import torch
 
+TRAIN = """
+import sys
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.train.local import train
+train(sys.argv[1], [Artifact(each) for each in sys.argv[3:]], TrainPlacement.model_validate_json(sys.argv[2]))
+"""
+"""Code of a process that trains artifacts of a run: DeepSpeed keeps the first world of one, so each has its own."""
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -22,23 +22,22 @@ sys.path.insert(0, str(ROOT))
 from claims import Claim, Report, interleaved, measuring, median_and_spread  # noqa: E402
 
 from ddm_ray.data.sharded.serial import SideBySide  # noqa: E402
-from ddm_ray.data.sharded.stage import make_chunks  # noqa: E402
+from ddm_ray.data.sharded.stage import ShareTold, make_chunks  # noqa: E402
+from ddm_ray.data.sharded.work import read_whole  # noqa: E402
 from ddm_ray.evaluate.candidates import Lineup  # noqa: E402
 from ddm_ray.evaluate.real_rows import prompts_of  # noqa: E402
 from ddm_ray.evaluate.run import read_metrics  # noqa: E402
 from ddm_ray.evaluate.samples import (  # noqa: E402
     BATCH,
-    ImagesObserver,
     MakeSamples,
     SamplesPlan,
     SamplesRecord,
     SamplesStore,
     one_thread,
     portions,
-    read_portion,
     request_of,
 )
-from ddm_ray.sampling.batches import batches  # noqa: E402
+from ddm_ray.sampling.batches import split_request  # noqa: E402
 from ddm_ray.storage.chunk_records import recorded_keys  # noqa: E402
 from ddm_ray.storage.graph import evaluation  # noqa: E402
 from ddm_ray.storage.run import Run  # noqa: E402
@@ -132,15 +131,16 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
     request = request_of(run.config, prompts_of(run), labels).changed(strategy="once")
 
     def loop() -> None:
-        for batch in batches(request, BATCH):
+        for batch in split_request(request, BATCH):
             once.models.sample(batch)
 
     def stage() -> None:
         run.store.delete(artifact)
         chunks = SamplesStore(run, artifact, SamplesPlan, SamplesRecord)
         plan = chunks.plan(lambda: SamplesPlan(portions([once], labels), tuple(identity.inputs)))
-        maker, observer = MakeSamples(chunks, identity, "cpu", lineup), ImagesObserver(plan.units, lambda *_: None)
-        make_chunks(chunks, plan, SideBySide(1), read_portion, maker, observer)
+        maker = MakeSamples(chunks, identity, "cpu", lineup)
+        observer = ShareTold[SamplesRecord](plan.units, lambda *_: None, "sampling")
+        make_chunks(chunks, plan, SideBySide(1), read_whole, maker, observer)
 
     with one_thread():
         seconds = interleaved({"stage": stage, "loop": loop}, args.rounds, "cpu")

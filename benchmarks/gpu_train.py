@@ -91,7 +91,7 @@ def right(asked: "Asked") -> None:
 @contextmanager
 def _engine(model: nn.Module, precision: str, **placement: Any) -> Iterator[Any]:
     """An engine in a world, closed also after an error: DeepSpeed's hooks would hold its memory."""
-    from ddm_ray.train.engine import Engine  # DeepSpeed, which asks for its device when it is imported
+    from ddm_ray.train.engine import Engine
 
     train = TrainConfig.model_validate({"steps": 1, "global_batch": 4, "weight_decay": 0.0, "precision": precision})
     engine = Engine(model, train, TrainPlacement.model_validate(placement))

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from claims import TRAIN
 from gpu_sample import jpeg, saved_embedder
 from gpu_train import world
 from safetensors.torch import load
-from studies import ROOT, TRAIN
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.partition.stage import partition
@@ -32,6 +32,7 @@ from ddm_ray.train import worker
 if TYPE_CHECKING:
     from gpu import Asked
 
+ROOT = Path(__file__).parents[1]
 EXPERT, PATIENCE_SECONDS = expert(0), 200.0
 TINY_TRAIN = "expert.train={steps: 40, global_batch: 16, learning_rate: 1.0e-3, warmup_steps: 0, ema_decay: 0.9}"
 TRAIN_XL = "expert.train={steps: 400, global_batch: 256, learning_rate: 2.0e-4, ema_decay: 0.99, precision: bf16}"

@@ -1,5 +1,6 @@
 """A folder of photographs as people have them, made of what packages ship; and the same images in two other formats."""
 
+import importlib.util
 import io
 import json
 import tarfile
@@ -13,7 +14,6 @@ import pyarrow.parquet as pq
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from ddm_ray.data.sources import packaged_kinds
 from tests.data.broken import encoded, half, palette_with_alpha, rotated, sixteen_bit, translucent
 
 Image.MAX_IMAGE_PIXELS = None
@@ -92,8 +92,10 @@ def write_messy(folder: Path, count: int, seed: int = 0) -> Messy:
 
 
 def folder_of(package: str, below: str) -> Path:
-    """A folder of an installed package."""
-    return packaged_kinds.folder_of(package) / below
+    """A folder of an installed package; `make env` installs those of the study."""
+    spec = importlib.util.find_spec(package)
+    assert spec and spec.submodule_search_locations, package
+    return Path(spec.submodule_search_locations[0]) / below
 
 
 def _maps() -> dict[str, Image.Image]:

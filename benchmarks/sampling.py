@@ -119,7 +119,7 @@ def measure_memory(bench: Bench, report: Report) -> None:
     """Peak memory against K, all experts resident or a few at a time from disk, and what the latter costs in time."""
     with tempfile.TemporaryDirectory() as folder:
         expert, file = bench.expert(), Path(folder) / "expert.safetensors"
-        file.write_bytes(weights.to_bytes(expert, bench.spec)[0])
+        file.write_bytes(weights.weights_as_bytes(expert, bench.spec)[0])
         one = weights_bytes(expert, torch.float32) / MIB
         report.add(Claim("weights of one expert", one, "MiB"))
         for where in ("resident", "disk"):
@@ -166,7 +166,7 @@ def memory_point(bench: Bench, num_experts: int, where: str, file: Path) -> None
 
 
 def _fetch(bench: Bench, file: Path, expert: int) -> nn.Module:
-    return weights.load(bench.spec, file.read_bytes()).to(bench.device)
+    return weights.load_model(bench.spec, file.read_bytes()).to(bench.device)
 
 
 def _peak_of_a_process(num_experts: int, where: str, file: Path) -> float:

@@ -28,7 +28,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models, mixture_info
-from ddm_ray.sampling.trajectory import noise
+from ddm_ray.sampling.trajectory import start_as_noise
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.local_runner import LocalRunner, multiplexed_engines
@@ -94,7 +94,7 @@ def _continuous(models: Models, strategy: str, varied: Sequence[dict[str, Any]],
     def begin() -> None:
         nonlocal begun
         request = _request(strategy, begun, 1, varied[begun % len(varied)])
-        engine.submit(noise(request, models.info), 1e9).add_done_callback(end)
+        engine.submit(start_as_noise(request, models.info), 1e9).add_done_callback(end)
         begun += 1
 
     while begun < BATCH:
@@ -246,7 +246,7 @@ def measure_experts(folder: Path, args: Any, report: Report) -> None:
 
 
 def measure_swaps(url: str, args: Any, report: Report) -> None:
-    """Weights brought to two places for an image, by `once`: one image after the other, and 32 always on their way."""
+    """Weights brought to two slots for an image, by `once`: one image after the other, and 32 always on their way."""
     run, images = Run.open(url), max(64, args.images)
     asked = [_request("once", seed, 1, {"steps": 10}) for seed in range(images)]
     models, info = load_models(run, offload="host"), mixture_info(run)
@@ -262,8 +262,8 @@ def measure_swaps(url: str, args: Any, report: Report) -> None:
     asyncio.run(_at_most(32, [sampler.sample(request, 1e4) for request in asked]))
     shared, shared_s = float(engines.swaps_K.sum() - before) / images, time.process_time() - began
     engines.close()
-    report.add(Claim("wide, 8 experts, two places, one at a time: swaps", alone, "an image"))
-    report.add(Claim("wide, 8 experts, two places, multiplexed: swaps", shared, "an image", alone / 2))
+    report.add(Claim("wide, 8 experts, two slots, one at a time: swaps", alone, "an image"))
+    report.add(Claim("wide, 8 experts, two slots, multiplexed: swaps", shared, "an image", alone / 2))
     report.add(Claim("wide, 8 experts: multiplexed over one at a time, processors", shared_s / alone_s, "x", 1))
 
 

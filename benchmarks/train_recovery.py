@@ -27,6 +27,7 @@ ARTIFACT = Artifact("experts/000")
 # Seconds, for 95 kills of 100.
 MOST_SECONDS = 15.0
 CHECKPOINT_STEPS = 20
+LOADED = "import ddm_ray.train.worker; from ddm_ray.train.deepspeed_setup import load_deepspeed; load_deepspeed()"
 PATIENCE_SECONDS = 180.0
 POLL_SECONDS = 0.01
 
@@ -107,7 +108,7 @@ def parts(url: str) -> dict[str, float]:
         seconds[name], began = time.perf_counter() - began, time.perf_counter()
 
     # In another one: this has loaded torch already.
-    subprocess.run([sys.executable, "-c", "import ddm_ray.train.worker"], check=True)
+    subprocess.run([sys.executable, "-c", LOADED], check=True)
     done("imports")
     import torch
 
@@ -115,10 +116,11 @@ def parts(url: str) -> dict[str, float]:
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.storage.run import Run
     from ddm_ray.train import local
-    from ddm_ray.train.attempt import TrainAttempt
     from ddm_ray.train.batches import RankBatches
     from ddm_ray.train.engine import Engine
     from ddm_ray.train.job import train_job
+    from ddm_ray.train.membership import Membership
+    from ddm_ray.train.resume import resume_training
 
     began = time.perf_counter()
 
@@ -135,11 +137,11 @@ def parts(url: str) -> dict[str, float]:
         done("process group")
         with Loader(run, job.shards, job.train.seed, job.batch) as loader:
             done("rows")
-            with TrainAttempt(run, job, TrainPlacement()) as attempt:
-                engine, before = attempt.resume(build, build)
+            with Membership(run, job, TrainPlacement()) as membership:
+                engine, before = resume_training(membership, build, build)
                 done("claim and state")
                 seconds["claim and state"] -= seconds["engine"]
-                batches = RankBatches(job, loader, 0, 1, attempt.micro_batch)
+                batches = RankBatches(job, loader, 0, 1, membership.micro_batch)
                 engine.accumulate(job.objective, batches.at(before.step, engine.device))
                 engine.step(job.learning_rate(before.step))
                 done("first step")

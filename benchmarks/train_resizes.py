@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,12 @@ def rank_main(rank: int, world: int, rendezvous: str, url: str, first: int, stop
 def run_all(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Train every case's legs, one after the other."""
     import torch.multiprocessing as mp
-    from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401  (seconds, which each rank would spend)
 
     from ddm_ray.train import worker  # noqa: F401
+    from ddm_ray.train.deepspeed_setup import load_deepspeed
+
+    load_deepspeed()
+    import_module("deepspeed.runtime.zero.muon.muon_optimizer")  # seconds, which each rank would spend
 
     for url, legs_of_it in cases.items():
         first = 0

@@ -30,7 +30,8 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
     from ddm_ray.storage.store import Store
     from ddm_ray.train import local
     from ddm_ray.train.engine import Engine
-    from ddm_ray.train.saving import StateSaver, TrainProgress
+    from ddm_ray.train.progress import TrainProgress
+    from ddm_ray.train.state_writer import StateWriter
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -39,7 +40,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
         engine = Engine(
             DiT(**MODEL, width=width, depth=depth), TrainConfig(steps=1, global_batch=BATCH), TrainPlacement()
         )
-        saver = StateSaver(claim(Store(folder), "experts/000"), Identity({}), keep=1)
+        saver = StateWriter(claim(Store(folder), "experts/000"), Identity({}), keep=1)
         x_BCHW = torch.randn(BATCH, MODEL["channels"], MODEL["image_size"], MODEL["image_size"])
         t_B, label_B = torch.rand(BATCH), torch.arange(BATCH) % 10
 
@@ -60,7 +61,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
             began, beside = time.perf_counter(), []
             while saver.busy:
                 beside.append(step())
-                saver.go_on(saver.writing, saver.refused)
+                saver.commit_if_written(saver.writing, saver.refused)
             writing = time.perf_counter() - began
             if number:  # the first allocates what the others use again
                 steps = {"quiet": sum(quiet) / len(quiet), "beside": sum(beside) / len(beside), "steps": len(beside)}

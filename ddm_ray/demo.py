@@ -24,9 +24,9 @@ def demo(folder: str, recipe: str, settings: tuple[str, ...], phrase: Callable[[
     `phrase` puts remedies into words. Raises DriftError if the folder holds a run of another configuration, and
     whatever the stages raise.
     """
-    from ddm_ray.sampling.beginnings import begin  # torch, which no mistake waits for
+    from ddm_ray.sampling.initial_weights import create_run  # torch, which no mistake waits for
 
-    run, _ = begin(folder, load_recipe(recipe, settings))
+    run, _ = create_run(folder, load_recipe(recipe, settings))
     jobs = [*run.experts, ROUTER, MONOLITH]
     last = evaluation(NAME)
     with LiveView(f"{recipe} -> {run.url}", [ROWS, PARTITION, *jobs, last], phrase=phrase) as view:

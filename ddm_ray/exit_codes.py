@@ -4,8 +4,8 @@ import os
 
 from ddm_ray.errors import DDMError
 
-EXIT_DONE, EXIT_NEVER, EXIT_AGAIN = 0, 1, os.EX_TEMPFAIL
-"""Exit codes of a command: done; in vain until something is mended; to be tried again later (75)."""
+EXIT_NEVER, EXIT_AGAIN = 1, os.EX_TEMPFAIL
+"""Exit codes of a command that failed: in vain until something is mended; to be tried again later (75)."""
 
 
 def exit_code(error: BaseException) -> int:

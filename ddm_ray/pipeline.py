@@ -148,7 +148,7 @@ class DDMPipeline:
             raise SamplingError(f"from_pretrained takes no {next(iter(others))!r:.60}: leave it out")
         place = choose_device(device)
         weights = _one_dtype(place, dtype, torch_dtype, precision)
-        components = pretrained.load(folder, place, offload, weights)
+        components = pretrained.load_components(folder, place, offload, weights)
         return cls(
             components.models,
             class_names=components.class_names,
@@ -170,7 +170,9 @@ class DDMPipeline:
         SamplingError for a device that isn't there, another dtype, and for experts that are offloaded.
         """
         place, weights = arguments.destination(places, device, dtype)
-        self.components = relocation.moved(self.components, place, None if weights is None else dtype_of(weights))
+        self.components = relocation.move_components(
+            self.components, place, None if weights is None else dtype_of(weights)
+        )
         return self
 
     def enable_model_cpu_offload(self, gpu_id: int | None = None, device: Any = None) -> None:

@@ -48,7 +48,15 @@ def spelled_out(text: str) -> str:
 
 def amount(value: float, unit: str = "B") -> str:
     """A number of three digits with its unit, as `1.25 GB`."""
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:  # what rounds to 1,000 is 1 of the next
             return f"{value / size:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A time for people: seconds up to ten minutes, then minutes, hours, days."""
+    for unit, size, most in (("s", 1, 600), ("min", 60, 7200), ("h", 3600, 48 * 3600)):
+        if seconds < most:
+            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.1f} days"

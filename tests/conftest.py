@@ -275,6 +275,22 @@ def submit(island: Island, door: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="session")
+def world_of_one() -> Iterator[None]:
+    """A torch.distributed world of this process alone; one for the session: DeepSpeed keeps the first it is given."""
+    import torch
+
+    from ddm_ray.train import local
+
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            patch.setenv(name, "")  # put back in the end
+        with local.world():
+            yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """A script of benchmarks/ as a module, which imports what lies beside it."""

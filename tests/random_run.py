@@ -154,7 +154,7 @@ def publish_models(run: Run, spread: float = 0.05) -> None:
 def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: int) -> None:
     """Commit a model as a finished training job's artifact, the way training does."""
     attempt = claim(run.store, artifact)
-    tensors, spec = weights.to_bytes(model, weights.describe(model))
+    tensors, spec = weights.weights_as_bytes(model, weights.spec_of_model(model))
     files = {"ema.safetensors": tensors, "model.json": spec.encode()}
     prefix, _ = publish_weights(attempt, steps, run.identity(artifact), files)
     text = run.config.data.text

@@ -76,7 +76,7 @@ def test_memory_that_grows_with_the_experts_is_found(
     monkeypatch.setattr(sys, "argv", [str(sampling.__file__), *LARGER.split(), "--resident", "6"])
     bench, report = sampling.Bench(sampling.arguments()), sampling.Report()
     expert, file = bench.expert(), tmp_path / "expert.safetensors"
-    file.write_bytes(weights.to_bytes(expert, bench.spec)[0])
+    file.write_bytes(weights.weights_as_bytes(expert, bench.spec)[0])
     sampling.measure_growth(bench, "disk", file, file.stat().st_size / sampling.MIB, report)
     growth = report.claims[-1]
     assert growth.name == "disk: growth for each expert more"

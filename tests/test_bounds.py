@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from tests.conftest import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, STUDY = (tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in (".", "study"))
 PINS = {
     canonicalize_name(name): Version(version)
     for name, _, version in (line.partition("==") for line in (ROOT / "constraints.txt").read_text().split())
@@ -30,6 +30,7 @@ def requirements() -> Iterator[Requirement]:
     for text in [
         *project["dependencies"],
         *(each for extra in project["optional-dependencies"].values() for each in extra),
+        *STUDY["project"]["dependencies"],
     ]:
         requirement = Requirement(text)
         if requirement.name != project["name"]:

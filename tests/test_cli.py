@@ -214,18 +214,17 @@ def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:
 
 
 def test_settings_of_sampling_reach_the_picture(begun: Path, tmp_path: Path) -> None:
-    """Every setting by its flag; the scale of guidance under the flag that it had, too."""
+    """Every setting by its flag."""
     flags = []
     for name, value in VALUES.items():
         flags += [f"--{name.replace('_', '-')}", *map(str, listed(value))]
     plain = ["--steps", "2", "--strategy", "full"]
     pictures = []
-    for words in (plain, flags, [*plain, "--guidance-scale", "3"], [*plain, "--guidance", "3"]):
+    for words in (plain, flags, [*plain, "--guidance-scale", "3"]):
         out = tmp_path / "x.png"
         done = CliRunner().invoke(cli.main, ["sample", f"{begun}/whole", "--class", "3", "-o", str(out), *words])
         assert done.exit_code == 0, done.output
         pictures.append(out.read_bytes())
-    assert pictures[2] == pictures[3]
     assert len(set(pictures)) == 3
 
 

@@ -119,7 +119,7 @@ def test_a_config_never_changes() -> None:
         (["expert.train.ema_decay=1.0"], "expert.train.ema_decay: Input should be less than 1"),
         (["expert.train.betas=[0.9, 1.0]"], "expert.train.betas.1: Input should be less than 1"),
         (["expert.train.condition_dropout=-0.1"], "expert.train.condition_dropout: Input should be greater"),
-        (["sample.solver=rk4"], "sample.solver: Input should be 'euler', 'heun', 'midpoint' or 'ab2'"),
+        (["sample.solver=rk5"], "sample.solver: Input should be 'euler', 'heun', 'midpoint', 'ab2', 'ab3', 'rk4' or"),
         (["sample.guidance_interval=[0.7, 0.3]"], "sample.guidance_interval: (0.7, 0.3): the smaller time comes first"),
         (["sample.strategy=best"], "sample.strategy: unknown strategy 'best': use once, full"),
         (["flow.path=vp"], "flow.path: Input should be 'linear', 'cosine' or 'ddpm', got 'vp'"),

@@ -85,7 +85,7 @@ def test_channels_beyond_colours_are_for_latents() -> None:
 def test_the_expert_may_be_a_transformer_of_diffusers() -> None:
     config = load_recipe("ddm-24b")
     assert isinstance(config.expert.model, DiffusersConfig)
-    assert config.expert.model.shape_arguments(config.data) == {
+    assert config.expert.model.arguments_for(config.data)["arguments"] == config.expert.model.arguments | {
         "in_channels": 16,
         "joint_attention_dim": 2048,
         "pooled_projection_dim": 768,

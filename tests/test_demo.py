@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from ddm_ray.cli import main, stages
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.storage.attempts import claimed, heartbeat
 from ddm_ray.storage.graph import MONOLITH, ROUTER, evaluation, expert
 from ddm_ray.storage.run import Run
@@ -73,7 +73,7 @@ def test_demo_survives_ctrl_c_and_a_killed_worker(tmp_path: Path) -> None:
     assert demo.wait(300) == 0, log.read_text()[-3000:]
     assert claimed(run.store, VICTIM) == [1, 2, 3]
 
-    ours, theirs = load_model(run, VICTIM).state_dict(), load_model(quiet, VICTIM).state_dict()
+    ours, theirs = load_trained(run, VICTIM).state_dict(), load_trained(quiet, VICTIM).state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     cost = {artifact: run.require(artifact).info["training_flops"] for artifact in (*run.experts, MONOLITH)}
     assert sum(cost[artifact] for artifact in run.experts) == cost[MONOLITH]

@@ -18,7 +18,7 @@ from ddm_ray.models import weights
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.spec import denoiser_spec
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.run_models import Models, load_model, mixture_info, monolith_info
+from ddm_ray.sampling.run_models import Models, load_trained, mixture_info, monolith_info
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import MONOLITH, Artifact
 from ddm_ray.storage.run import Run
@@ -187,7 +187,7 @@ def test_a_run_of_texts_and_latents_brings_its_encoder_and_autoencoder(tmp_path:
     settings = ("data.class_names=[]", text, latents, "data.channels=4", "expert.model.analytic_skip=null")
     run = Run.create(str(tmp_path / "run"), load_recipe("tiny", settings))
     spec = denoiser_spec(run.config)
-    tensors, text = weights.to_bytes(weights.build(spec), spec)
+    tensors, text = weights.weights_as_bytes(weights.build(spec), spec)
     files = {"ema.safetensors": tensors, "model.json": text.encode()}
     prefix, _ = publish_weights(claim(run.store, "monolith"), 1, run.identity(MONOLITH), files)
     commit_written(run, Artifact("monolith"), [f"{prefix}/{name}" for name in files], info_of(MONOLITH, weights=prefix))
@@ -247,12 +247,12 @@ def test_the_manifest_says_which_weights_count(run: Run, tmp_path: Path) -> None
     """A later attempt's weights, published but not committed, are not read."""
     folder = copied(run, tmp_path / "run")
     own = Run.open(str(folder))
-    before = load_model(own, Artifact("monolith")).state_dict()
+    before = load_trained(own, Artifact("monolith")).state_dict()
     later = claim(own.store, "monolith")
     publish_weights(later, 999, own.identity(MONOLITH), {"ema.safetensors": b"", "model.json": b"{}"})
-    after = load_model(own, Artifact("monolith")).state_dict()
+    after = load_trained(own, Artifact("monolith")).state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not load_model(own, Artifact("monolith")).training
+    assert not load_trained(own, Artifact("monolith")).training
 
 
 def test_it_needs_neither_ray_nor_deepspeed_nor_a_compiler(run: Run) -> None:

@@ -43,7 +43,6 @@ def test_every_field_is_an_option_of_the_command_line() -> None:
     for name, field in FIELDS.items():
         assert f"--{name.replace('_', '-')} " in done.output
         assert field.description.split()[0] in done.output
-    assert "--guidance " not in done.output
 
 
 def test_every_field_is_one_of_an_http_request() -> None:

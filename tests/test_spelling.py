@@ -1,8 +1,8 @@
-"""Names in lines for people, cut short where there are many."""
+"""Names in lines for people, cut short where there are many; and sizes."""
 
 import pytest
 
-from ddm_ray.spelling import some
+from ddm_ray.spelling import amount, some
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,11 @@ def test_the_first_names_and_how_many_more(names: list[str], most: int, text: st
     assert some(names, most) == text
     if most == 5:
         assert some(names) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1_234_567, "1.23 MB"), (999_600_000, "1 GB"), (2e15, "2 PB")],
+)
+def test_a_size_has_three_digits(value: float, text: str) -> None:
+    assert amount(value) == text

@@ -1,5 +1,6 @@
 """The wheel: all that the package reads is in it and no test is, and what it installs runs by itself."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -51,10 +52,11 @@ def test_what_it_installs_runs_by_itself(wheel: Path, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python", "install"]
     subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", wheel], check=True, capture_output=True)
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def ran(*words: str) -> str:
         command = [str(tmp_path / "venv/bin" / words[0]), *words[1:]]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

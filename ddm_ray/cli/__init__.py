@@ -6,7 +6,10 @@ from ddm_ray.cli.check import check
 from ddm_ray.cli.command import main
 from ddm_ray.cli.compare import compare
 from ddm_ray.cli.copy import copy
+from ddm_ray.cli.data import partition, prepare
+from ddm_ray.cli.demo import demo
 from ddm_ray.cli.doctor import doctor
+from ddm_ray.cli.evaluate import evaluate
 from ddm_ray.cli.extend import extend
 from ddm_ray.cli.gateway import gateway
 from ddm_ray.cli.inference import export, sample, serve
@@ -16,7 +19,6 @@ from ddm_ray.cli.plan import plan
 from ddm_ray.cli.recipes import fields, recipes
 from ddm_ray.cli.replay import replay
 from ddm_ray.cli.run import init, status, watch
-from ddm_ray.cli.stages import demo, evaluate, partition, prepare
 from ddm_ray.cli.tidy import tidy
 from ddm_ray.cli.train import train
 from ddm_ray.cli.work import work

@@ -31,9 +31,10 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
     """
     from functools import partial
 
-    from ddm_ray.sampling.acceptance import accept as accept_artifact
+    from ddm_ray.sampling.acceptance import accept_made as accept_artifact
+    from ddm_ray.storage.describe import describe
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import describe, status, survey
+    from ddm_ray.storage.status import status, survey
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)

@@ -237,8 +237,9 @@ def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], me
     """
     from functools import partial
 
+    from ddm_ray.storage.describe import describe
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import describe, status
+    from ddm_ray.storage.status import status
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)

@@ -64,7 +64,6 @@ from ddm_ray.storage.graph import EXTRAS
 @click.option(
     "--trace", metavar="FILE", help="Also write a .png that shows which expert painted which image, step by step."
 )
-@click.option("--guidance", "guidance_alias", type=float, hidden=True)
 def sample(
     run_url: str,
     classes: tuple[str, ...],
@@ -77,7 +76,6 @@ def sample(
     out_dir: str | None,
     ending: str,
     trace: str | None,
-    guidance_alias: float | None,
     **settings: Any,
 ) -> None:
     """Sample images from the finished mixture into one picture, a row for each class. Without Ray.
@@ -127,7 +125,6 @@ def sample(
         pipeline = DDMPipeline.from_run(run_url, device_of(device), model)
     names, conditions = _conditions(pipeline, run_url, classes, prompts)
     num_images = num * len(conditions)
-    settings["guidance_scale"] = guidance_alias if settings["guidance_scale"] is None else settings["guidance_scale"]
     kind = "prompt" if pipeline.models.info.num_classes is None else "class_labels"
     seeds = range(seed, seed + num_images)
     given: dict[str, Any] = {kind: conditions, **settings}

@@ -79,7 +79,7 @@ def _show(plan: "RunPlan") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ddm_ray.storage.status import duration
+    from ddm_ray.spelling import duration
 
     def priced(seconds: float | None) -> str:
         price = "" if plan.price_per_hour is None else f", {(seconds or 0) / 3600 * plan.price_per_hour:,.2f}"

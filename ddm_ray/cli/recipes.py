@@ -1,17 +1,11 @@
 """Verbs that show what a run can be: the recipes that are shipped, and all fields of a configuration."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import click
 
 from ddm_ray.cli.command import main, say
+from ddm_ray.cli.sources import registered
 from ddm_ray.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ddm_ray.config import RunConfig
+from ddm_ray.spelling import amount
 
 PAGE = """\
 # The configuration of a run and of a server
@@ -19,8 +13,9 @@ PAGE = """\
 Written by `ddm fields --markdown` from the types in `ddm_ray/config/`. A recipe is a YAML file of these fields, and
 `ddm init RUN --recipe NAME --set data.image_size=64` changes one. `ddm recipes` lists the recipes that are shipped.
 Where a run is made, and how fast, is no part of it: that is an island's file
-([cluster_configs](../cluster_configs/README.md)). The last section has the arguments of a server: options of
-`ddm serve`, and `args` in a Serve configuration such as `serving/mixture.yaml`.
+([cluster_configs](../cluster_configs/README.md)). Packages that are installed may add sources and formats
+(`ddm_ray/data/sources/registry.py`), which `ddm fields data.` lists with ours. The last section has the arguments of a
+server: options of `ddm serve`, and `args` in a Serve configuration such as `serving/mixture.yaml`.
 """
 
 
@@ -49,10 +44,6 @@ def recipes(context: click.Context) -> None:
 def show(name: str) -> None:
     """Print the recipe NAME as YAML, and the sizes of its networks as comments below it.
 
-    Of one that trains in bf16 also what each training takes of an H100 and an H200: its share of the batch, memory
-    beside activations, and the time and MFU of a step. These are estimates, from kernels that were counted, of
-    uncompiled steps: compiled, as GPUs' are unless the islands' file says otherwise, they take less.
-
     \b
       ddm recipes show photos-cpu
     """
@@ -64,47 +55,11 @@ def show(name: str) -> None:
     from ddm_ray.models.spec import spec_of
 
     config = load_recipe(name)
-    for kind, number, train in (
-        ("expert", config.partition.num_clusters, config.expert.train),
-        ("router", 1, config.router.train),
-    ):
+    for kind, number in (("expert", config.partition.num_clusters), ("router", 1)):
         network = weights.build(spec_of(config, kind), "meta")
-        memory = f"{training_bytes(network) / 2**20:,.0f} MiB of memory for weights and optimizer as it trains"
+        memory = f"{amount(training_bytes(network))} of memory for weights and optimizer as it trains"
         many = f"{number} x " if number > 1 else ""
         say(f"# {kind}: {many}{num_parameters(network):,} parameters, {memory}{' each' if many else ''}")
-        if train.precision == "bf16":
-            for line in _on_gpus(config, network, train.steps, train.global_batch // number):
-                say(f"#   {line}")
-
-
-def _on_gpus(config: "RunConfig", network: "nn.Module", steps: int, rows: int) -> Iterator[str]:
-    """Lines on a training in bf16 of so many steps, of so many rows each, by one GPU."""
-    from ddm_ray.models.flops import num_parameters, training_flops_per_row
-    from ddm_ray.models.hub import encoders_in_training
-    from ddm_ray.models.text import known_flops_per_row
-    from ddm_ray.placement import TrainPlacement
-    from ddm_ray.storage.status import duration
-    from ddm_ray.train.estimate import CARDS, bytes_a_parameter
-
-    parameters, placement = num_parameters(network), TrainPlacement()
-    flops = rows * training_flops_per_row(
-        network, config.data.shape, config.data.text.tokens if config.data.text else 0
-    )
-    state = f"a state of {16 * parameters / 1e9:.1f} GB every {placement.minutes_between_states:g} minutes or sooner"
-    yield f"{steps:,} steps of {rows} rows, {steps * flops:.1e} FLOPs in bf16; {state}"
-    alone, of_eight = (
-        (bytes_a_parameter("bf16", gpus, use_gpu=True)[placement.zero_stage] or 0) * parameters for gpus in (1, 8)
-    )
-    beside, texts, slower = 0, "", ""
-    if config.data.text and encoders_in_training(config):
-        texts, known = " and its text encoder", known_flops_per_row(config.data.text)
-        beside, slower = (0, ", its text encoder aside") if known is None else (rows * known, "")
-    yield f"memory beside activations{texts}: {alone / 1e9:.1f} GB of one GPU, {of_eight / 1e9:.1f} GB of each of 8"
-    for card in CARDS:
-        seconds = card.step_seconds(parameters, flops, beside)
-        small = f"; its {card.memory / 1e9:.0f} GB are too few" if alone > card.memory else ""
-        share = f"{card.mfu(parameters, flops, beside):.0%} MFU{slower}"
-        yield f"one {card.name}: {duration(steps * seconds)}, {1e3 * seconds:.0f} ms a step, {share}{small}"
 
 
 @main.command()
@@ -124,7 +79,7 @@ def fields(pattern: str, markdown: bool) -> None:
     from ddm_ray.config import RunConfig
     from ddm_ray.config.fields import field_groups
 
-    shown = 0
+    shown, values = 0, registered()
     for group in field_groups(RunConfig):
         matches = [each for each in group.fields if any(pattern in f"{path}.{each.name}" for path in group.paths)]
         if matches:
@@ -132,6 +87,8 @@ def fields(pattern: str, markdown: bool) -> None:
         for each in matches:
             say(f"  {each.name:<18} {each.values}; default {each.default}".replace("; default required", "; required"))
             say(f"  {'':<18} {each.about}")
+            for value, about in values.get(f"{group.paths[0]}.{each.name}", ()):
+                say(f"  {'':<18}   {value}: {about}")
         shown += len(matches)
     if not shown:
         raise ConfigError(f"no field has {pattern!r} in its name; ddm fields lists all")
@@ -143,7 +100,7 @@ def page() -> str:
     from ddm_ray.config.fields import field_groups
     from ddm_ray.serve.cluster.args import ServeArgs
 
-    lines = [PAGE]
+    lines, values = [PAGE], registered(ours=True)
     groups = [("The run", group) for group in field_groups(RunConfig)]
     groups += [("The server", group) for group in field_groups(ServeArgs)]
     for top, group in groups:
@@ -153,4 +110,12 @@ def page() -> str:
         escaped = (" | ".join(cell.replace("|", r"\|") for cell in row) for row in cells)
         lines += [f"| {row} |" for row in escaped]
         lines.append("")
+        for field in (f"{group.paths[0]}.{each.name}" for each in group.fields):
+            if field in values:
+                lines += [
+                    f"Names that `{field}` may have:",
+                    "",
+                    *(f"- `{value}`: {about}" for value, about in values[field]),
+                    "",
+                ]
     return "\n".join(lines)

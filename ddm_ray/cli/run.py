@@ -8,11 +8,12 @@ import click
 
 from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extension, warn
 from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import some
 
 
-@main.command()
+@main.command(cls=SourcesCommand)
 @RUN
 @click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
 @click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
@@ -41,7 +42,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
     from ddm_ray.data.prepare.stage import require_known_sizes
-    from ddm_ray.data.sources import absolute_name
+    from ddm_ray.data.sources import absolute_name, open_source
     from ddm_ray.storage.graph import beginnings_of
     from ddm_ray.storage.run import Run
 
@@ -51,6 +52,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
     if not unseen:
         require_known_sizes(config.data)
+        open_source(config.data)  # reads nothing, and refuses a source or format that there isn't
         _look(config)
 
     def on_replaced(differences: str) -> None:
@@ -84,9 +86,9 @@ def _look(config: Any) -> None:
 
 def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], None]) -> Any:
     """Begin a run whose trainings begin with weights of others, once these are known to fit."""
-    from ddm_ray.sampling.beginnings import begin
+    from ddm_ray.sampling.initial_weights import create_run
 
-    run, lacking = begin(run_url, config, on_replaced)
+    run, lacking = create_run(run_url, config, on_replaced)
     for artifact in lacking:
         warn(f"{artifact}: there are no such weights, so that nothing that begins with them can be trained")
     return run
@@ -108,10 +110,10 @@ def status(run_url: str, as_json: bool) -> None:
       ddm status runs/digits
       ddm status runs/digits --json
     """
+    from ddm_ray.storage.describe import line
     from ddm_ray.storage.launches import last_loss
     from ddm_ray.storage.observer import survey_once
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import line
     from ddm_ray.storage.versions import differences
 
     run = Run.open(run_url)
@@ -146,9 +148,9 @@ def _say_how_far(run: Any) -> None:
 
 def _as_json(run: Any) -> dict[str, Any]:
     """All that `status` says, but for the remedies."""
+    from ddm_ray.storage.describe import describe
     from ddm_ray.storage.extension_status import extension_statuses
     from ddm_ray.storage.observer import survey_once
-    from ddm_ray.storage.status import describe
     from ddm_ray.storage.versions import differences
 
     statuses = survey_once(run)
@@ -229,9 +231,9 @@ def watch(
     again.
     """
     from ddm_ray.islands.roll_call import RollCall
+    from ddm_ray.storage.describe import line
     from ddm_ray.storage.observer import LIST_SECONDS, survey_once
     from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import line
 
     run = Run.open(run_url)
     if once:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddm_ray.cli.command import RUN, main
+from ddm_ray.spelling import amount
 
 if TYPE_CHECKING:
     from ddm_ray.storage.tidy import Leftover
@@ -57,8 +58,6 @@ def _show(left: "list[Leftover]") -> None:
     for column in ("artifact", "left over", "files", "size"):
         table.add_column(column, justify="right" if column in ("files", "size") else "left")
     for each in left:
-        table.add_row(each.artifact or "run", each.what, f"{each.files:,}", f"{each.bytes / 1e6:,.3f} MB")
-    table.add_row(
-        "all", "", f"{sum(each.files for each in left):,}", f"{sum(each.bytes for each in left) / 1e6:,.3f} MB"
-    )
+        table.add_row(each.artifact or "run", each.what, f"{each.files:,}", amount(each.bytes))
+    table.add_row("all", "", f"{sum(each.files for each in left):,}", amount(sum(each.bytes for each in left)))
     Console(width=120).print(table)

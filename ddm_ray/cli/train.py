@@ -98,7 +98,7 @@ def train(
             site = site.model_copy(update={"train": placed(site.train, gpu)})
             for input_artifact in run.inputs(artifact):
                 run.require(input_artifact)
-            from ddm_ray.storage.status import describe
+            from ddm_ray.storage.describe import describe
 
             def watch(statuses: list[Any]) -> None:
                 for job in statuses:
@@ -120,7 +120,8 @@ def _train_all(
     run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
     """Train what isn't finished yet of these artifacts, under one live view, and print what each is then."""
-    from ddm_ray.storage.status import describe, status
+    from ddm_ray.storage.describe import describe
+    from ddm_ray.storage.status import status
     from ddm_ray.watch.live_view import LiveView
 
     def tell(artifact: Artifact, before: str = "") -> None:

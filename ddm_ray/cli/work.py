@@ -2,7 +2,6 @@
 
 import os
 import signal
-from functools import partial
 from threading import Event
 from typing import Any
 
@@ -37,12 +36,12 @@ from ddm_ray.storage.graph import Artifact, trained_of, wanted_of
 )
 @with_extras("Train")
 @click.option(
-    "--grace",
+    "--lease",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(min=10),
+    type=click.FloatRange(10, 600),
     metavar="SECONDS",
-    help="Silence after which another island's job is taken over.",
+    help="Silence of this island after which others may take its job.",
 )
 def work(
     run_url: str,
@@ -52,14 +51,15 @@ def work(
     address: str | None,
     only: tuple[str, ...],
     extras: list[str],
-    grace: float,
+    lease: float,
 ) -> None:
     """Train whatever RUN has left to train, model by model, until all of it is finished.
 
     Start it on each island, in any order, at any time, as often as you like: as a Ray job, a service, or in a terminal.
-    Islands share nothing but the run's storage. Each looks there, takes a model that nobody trains, or whose island has
-    given no sign for the grace time, trains it, and looks again. One that waits says for what. The same command twice
-    on one island: the second stands by.
+    Islands share nothing but the run's storage. Each looks there, takes a model that is free, trains it, and looks
+    again. A model is free until an island takes it, and again once that island has given no sign of life for its lease.
+    Where nothing is free, a much faster island takes over from a slow one, which saves its state first. An island that
+    waits says for what. The same command twice on one island: the second stands by.
 
     Exits with 0 once all is finished or the island is drained (`ddm islands drain`); with 75 if the same command may
     work later; with 1 if something must be mended first. After SIGTERM it saves a state and leaves.
@@ -70,7 +70,7 @@ def work(
       ddm work s3://bucket/run7 --island hospital-2 --only expert:2
     """
     from ddm_ray.islands.board import Board, work_of
-    from ddm_ray.islands.presence import BEAT_SECONDS, PresenceKeeper, last_speed
+    from ddm_ray.islands.presence import PresenceKeeper, last_speed
     from ddm_ray.islands.work import IslandWorker
     from ddm_ray.placement import Island, load_island
     from ddm_ray.ray_session import keep_logs, losses_of_ray, ray_session, require_ray
@@ -79,7 +79,6 @@ def work(
     from ddm_ray.submitted import submitted_job
     from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.launch import train_all
-    from ddm_ray.train.ray.room import is_full
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
@@ -102,9 +101,8 @@ def work(
 
     heed_sigterm()
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
-    fields["only"] = chosen or None
     with (
-        PresenceKeeper(run.store, site.name, min(BEAT_SECONDS, grace / 6), **fields) as keeper,
+        PresenceKeeper(run.store, site.name, lease, **fields) as keeper,
         LiveView(
             f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
         ) as view,
@@ -131,10 +129,8 @@ def work(
             # Its row tells of the whole run; only what is committed is wholly done.
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
-        board = Board(run, trained, grace, work_of(run))
-        worker = IslandWorker(
-            run, keeper, board, train, report, require_room, partial(is_full, site.train), leaving.is_set, job, grace
-        )
+        board = Board(run, trained, work_of(run))
+        worker = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job)
         end = worker.run_to_end()
     say(f"{site.name}: {end}")
     say_extensions(run)

@@ -4,20 +4,17 @@ from ddm_ray.config.data import DataConfig, EmbedderConfig, LatentsConfig, Parti
 from ddm_ray.config.networks import (
     SIZES,
     DenoiserConfig,
-    DenoiserJob,
     DiffusersConfig,
     FlowConfig,
-    InitFrom,
     ModelConfig,
+    NetworkConfig,
     Precision,
-    RouterJob,
-    StudentJob,
-    TrainConfig,
 )
 from ddm_ray.config.recipe import about_recipe, load_recipe, read_yaml, recipe_names, recipe_text
 from ddm_ray.config.run import RunConfig, invalid_fields, parse_config
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.config.training import DenoiserJob, InitFrom, RouterJob, StudentJob, TrainConfig
 
 __all__ = [
     "SIZES",
@@ -31,6 +28,7 @@ __all__ = [
     "InitFrom",
     "LatentsConfig",
     "ModelConfig",
+    "NetworkConfig",
     "PartitionConfig",
     "Precision",
     "RouterJob",

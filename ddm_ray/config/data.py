@@ -7,16 +7,6 @@ from pydantic import Field, PositiveInt, model_validator
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import FitName
 
-TWEMOJI = "Emoji: Twemoji, by Twitter, Inc and other contributors, CC BY 4.0."
-CREDITS = {
-    "emoji": TWEMOJI,
-    "domains": f"{TWEMOJI} Icons: Crystal, LGPL. Sprites and textures: Freedoom, BSD-3. Maps: NASA's Blue Marble,"
-    " NOAA's ETOPO1, Natural Earth.",
-    "patches": "Photographs, cropped: China by danielbuechele and flower by vultilion, CC BY 2.0"
-    " (creativecommons.org/licenses/by/2.0), of scikit-learn; others of scikit-image, a motorcycle of Middlebury's.",
-}
-"""Credits for the pictures of sources that ask for them, or have several authors, by their names."""
-
 
 class TextConfig(StrictModel):
     """Texts as conditions: `tokens` tokens of `dim` channels from a text encoder, by its name or folder.
@@ -31,7 +21,9 @@ class TextConfig(StrictModel):
     pooled_dim: PositiveInt | None = Field(
         default=None, description="channels of the pooled vector; none: there is none"
     )
-    pooled_encoder: str | None = Field(default=None, min_length=1, description="whose it is; none: encoder's own")
+    pooled_encoder: str | None = Field(
+        default=None, min_length=1, description="encoder of the pooled vector; none: the first one's own"
+    )
     stored: Literal["features", "ids"] = Field(
         default="features",
         description="what rows keep of a text: the encoder's channels, or tokens' ids, to encode beside training",
@@ -80,11 +72,10 @@ class DataConfig(StrictModel):
     source: str = Field(
         default="digits",
         min_length=1,
-        description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME); or, without files, digits, emoji,"
-        " shapes:NUMBER, domains, patches, or domains:NUMBER and patches:NUMBER, that many of a kind at most",
+        description="a folder, file or URI (s3://, hf://datasets/OWNER/NAME), or a name of those below",
     )
-    format: Literal["folder", "webdataset", "parquet", "idx"] | None = Field(
-        default=None, description="none: told by the files' names"
+    format: str | None = Field(
+        default=None, min_length=1, description="of files, one of those below; none: told by their names"
     )
     image_column: str | None = Field(default=None, min_length=1, description="none: found by type and usual names")
     condition_column: str | None = Field(default=None, min_length=1, description="of labels or texts; none: likewise")
@@ -154,11 +145,6 @@ class DataConfig(StrictModel):
         return self.class_names == tuple(str(label) for label in range(len(self.class_names)))
 
     @property
-    def credit(self) -> str | None:
-        """Words on whose the pictures of the source are, for whoever shows it or samples learnt from it; None: none."""
-        return CREDITS.get(self.source.partition(":")[0])
-
-    @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of one modelled image."""
         return (self.channels, self.image_size, self.image_size)
@@ -197,14 +183,14 @@ class EmbedderConfig(StrictModel):
     """An embedder of images into vectors, to be clustered or compared: PCA of pixels, or a network's pooled features.
 
     `model`: a timm model's name; or a folder of transformers' or a name of its hub. Images are resized and normalised
-    as the network's own configuration says. `inception` is the network of the FID, as torch-fidelity has it, whose
-    features are comparable with published ones. `lite0` is EfficientNet-Lite0, trained on ImageNet, whose weights come
-    in a package (`ddm-ray[samples]`): it needs no network.
+    as the network's own configuration says. `inception` is the network of the FID, as torch-fidelity has it; its
+    features are comparable with published ones. `lite0` is EfficientNet-Lite0, trained on ImageNet; its weights come
+    in a package (`ddm-ray[lite0]`): it needs no network.
     """
 
     kind: Literal["pixels", "timm", "transformers", "inception", "lite0"] = Field(
         default="pixels",
-        description="pixels needs no network, nor does lite0, whose weights come in a package; timm's DINOv2 tells"
+        description="pixels needs no network, nor does lite0: its weights come in a package; timm's DINOv2 tells"
         " subjects apart, not only colours",
     )
     dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
@@ -224,7 +210,7 @@ class EmbedderConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _size_by_its_name(cls, fields: Any) -> Any:
-        """Take timm's own name for `image_size`, which runs were begun with before it was one."""
+        """Take timm's own name for `image_size`, which older runs have."""
         if not isinstance(fields, dict) or fields.get("kind") != "timm" or fields.get("image_size") is not None:
             return fields
         arguments = fields.get("model_args")

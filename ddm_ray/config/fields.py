@@ -1,4 +1,4 @@
-"""All fields of a model of configuration, as its types have them: for a page, and for whoever mistypes one."""
+"""All fields of a model of configuration, as its types have them: for a page, and for the message on a mistyped one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

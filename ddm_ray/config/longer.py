@@ -1,11 +1,11 @@
-"""A configuration that trains on where another one ends: for more steps, where these are the same training, or anew."""
+"""A configuration that trains on where another one ends: for more steps of the same training, or as a new one."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from ddm_ray.config.networks import InitFrom, TrainConfig
 from ddm_ray.config.recipe import read_yaml
 from ddm_ray.config.run import RunConfig, parse_config
+from ddm_ray.config.training import InitFrom, TrainConfig
 from ddm_ray.errors import ConfigError
 
 Part = Literal["expert", "router", "student"]
@@ -51,7 +51,7 @@ def lengthened(config: RunConfig, steps: Mapping[Part, int]) -> RunConfig:
             raise ConfigError(f"{field}.steps is {train.steps} already, and {more} aren't more")
         if train.schedule not in ("constant", "inverse-sqrt"):
             raise ConfigError(
-                f"{field}.schedule is {train.schedule}, whose rate falls towards the last step: the {train.steps} that"
+                f"{field}.schedule is {train.schedule}: its rate falls towards the last step: the {train.steps} that"
                 f" are done aren't the first of {more}. Schedules constant and inverse-sqrt can be extended; begin a"
                 f" run with one, {OTHERWISE}"
             )
@@ -65,7 +65,7 @@ def lengthened(config: RunConfig, steps: Mapping[Part, int]) -> RunConfig:
 
 
 def continued(config: RunConfig, steps: Mapping[Part, int], url: str, source: str) -> RunConfig:
-    """The configuration of a run on more rows, whose trainings begin with the weights of the one at `url`.
+    """The configuration of a run on more rows; its trainings begin with the weights of the one at `url`.
 
     Each has a schedule of its own, from step 0, of as many steps as `steps` has, or as before. Raises ConfigError.
     """

@@ -1,13 +1,17 @@
-"""The networks of a run and their training: sizes, what they predict on which path, schedules."""
+"""The networks of a run: their kinds and sizes, and what they predict on which path.
+
+A kind of denoiser is a class of `models.network.Network`, its settings here, and a line of NETWORKS.
+"""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from ddm_ray.config.data import DataConfig
 from ddm_ray.config.strict_model import StrictModel
-from ddm_ray.core.names import PathName, PredictionName, ScheduleName, TimeDistribution
+from ddm_ray.core.names import PathName, PredictionName, TimeDistribution
 
 SIZES: dict[str, tuple[int, int, int]] = {
     "Ti": (192, 12, 3),
@@ -38,6 +42,36 @@ class FlowConfig(StrictModel):
     std: float = Field(default=1.0, gt=0, description="of the logit (logit-normal)")
     num_times: PositiveInt = Field(default=1000, description="number of times (discrete)")
     shift: float = Field(default=1.0, gt=0, description="1: none; 3 for latents of 64 pixels a side and more")
+
+
+class NetworkConfig(StrictModel):
+    """Settings of one kind of denoiser. `code`: module and name of its class.
+
+    `leaves_out_tokens`: the class takes `kept_BM`, and arguments `image_size` and `patch_size`. `of_diffusers`: weights
+    are read from what diffusers saved, too.
+    """
+
+    code: ClassVar[str]
+    leaves_out_tokens: ClassVar[bool] = False
+    of_diffusers: ClassVar[bool] = False
+
+    @classmethod
+    def kind(cls) -> str:
+        """Name of the class, by which specs know it."""
+        return cls.code.rpartition(":")[2]
+
+    @property
+    def title(self) -> str:
+        """Name of the network in messages."""
+        return self.kind()
+
+    @abstractmethod
+    def arguments_for(self, data: DataConfig) -> dict[str, Any]:
+        """Arguments of the class, for a run's data. ValueError if these lack what the network is conditioned on."""
+
+    def misfit(self, flow: FlowConfig, data: DataConfig) -> str:
+        """Reason why it doesn't fit a run, to be read after the name of its section; empty if it does."""
+        return ""
 
 
 class ModelConfig(StrictModel):
@@ -84,19 +118,36 @@ class ModelConfig(StrictModel):
         return self
 
 
-class DenoiserConfig(ModelConfig):
+class DenoiserConfig(ModelConfig, NetworkConfig):
     """An expert, or the monolith: a DiT; `analytic_skip` is the data's std for the skip, none for no skip."""
+
+    code = "ddm_ray.models.dit:DiT"
+    leaves_out_tokens = True
 
     analytic_skip: float | None = Field(
         default=None, gt=0, description="std of the data in [-1, 1], mostly 0.5: the network then learns what is left"
     )
 
+    def arguments_for(self, data: DataConfig) -> dict[str, Any]:
+        return shape_arguments(data) | self.model_dump()
 
-class DiffusersConfig(StrictModel):
+    def misfit(self, flow: FlowConfig, data: DataConfig) -> str:
+        if self.analytic_skip is None or (flow.path, flow.prediction) == ("linear", "velocity"):
+            return ""
+        return (
+            ".analytic_skip is for the velocity of the linear path: leave it out, or set flow.path to linear and"
+            " flow.prediction to velocity"
+        )
+
+
+class DiffusersConfig(NetworkConfig):
     """An expert, or the monolith: a transformer of diffusers with its constructor's `arguments`.
 
     Arguments that the data decides (channels, text channels, image size) are filled in from `data`.
     """
+
+    code = "ddm_ray.models.diffusers_transformer:DiffusersTransformer"
+    of_diffusers = True
 
     name: Literal["SD3Transformer2DModel", "FluxTransformer2DModel", "PixArtTransformer2DModel"] = Field(
         description="class of diffusers; all are conditioned on text"
@@ -108,8 +159,21 @@ class DiffusersConfig(StrictModel):
         """Pixels per token along each side; not checked, since it is the constructor's to refuse."""
         return 2 if self.name == "FluxTransformer2DModel" else self.arguments.get("patch_size", 2)
 
-    def shape_arguments(self, data: DataConfig) -> dict[str, Any]:
-        """The arguments that the data decides. ValueError if it lacks what such a model is conditioned on."""
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def arguments_for(self, data: DataConfig) -> dict[str, Any]:
+        return {"name": self.name, "arguments": self.arguments | self._decided_by(data)}
+
+    def misfit(self, flow: FlowConfig, data: DataConfig) -> str:
+        try:
+            decided = self._decided_by(data).keys() & self.arguments.keys()
+        except ValueError as error:
+            return f": {error}"
+        return f".arguments.{min(decided)}: follows from data, leave it out" if decided else ""
+
+    def _decided_by(self, data: DataConfig) -> dict[str, Any]:
         text = data.text
         if text is None:
             raise ValueError(f"{self.name} is conditioned on text: set data.text")
@@ -126,180 +190,34 @@ class DiffusersConfig(StrictModel):
         return {**shape, **size}
 
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
+def shape_arguments(data: DataConfig) -> dict[str, Any]:
+    """Arguments of networks of ours that the data decides."""
+    return {
+        "image_size": data.image_size,
+        "channels": data.channels,
+        "num_classes": data.num_classes,
+        "text_dim": None if data.text is None else data.text.dim,
+    }
 
 
-class InitFrom(StrictModel):
-    """Trained weights that a training begins with, in place of random ones.
-
-    They are copied into the run when it is begun, and are identity by their content, wherever they came from.
-    """
-
-    source: str = Field(
-        min_length=1,
-        description="a run; a folder that was exported, or that save_pretrained of diffusers wrote; a"
-        " .safetensors file with the network's tensors, by the names that they have here; a name on the hub",
-    )
-    network: str | None = Field(
-        default=None,
-        pattern="^(own|monolith|student|router|expert [0-9]{1,6})$",
-        description="which one of it: monolith, expert 3, and so on; own: each begins with its namesake",
-    )
-
-
-class TrainConfig(StrictModel):
-    """One training job's schedule; all of it is identity. Batches count rows.
-
-    The rate rises linearly over `warmup_steps`; then `schedule` decides (core.schedules). Of an image's tokens the
-    share `mask_ratio` is left out, in all but the last `unmasked_steps` steps (MaskDiT, arXiv 2306.09305).
-    """
-
-    steps: PositiveInt = Field(description="some thousand for a look, a hundred thousand and more for good images")
-    global_batch: PositiveInt = Field(
-        description="rows a step: the monolith's; each expert takes its K-th part, so a multiple of num_clusters"
-    )
-    learning_rate: float = Field(default=1e-4, gt=0, description="of AdamW; 2e-3 for widths of 100, 1e-4 for 1000")
-    warmup_steps: int = Field(default=0, ge=0, description="steps until the rate is reached; mostly a twentieth")
-    schedule: ScheduleName = Field(
-        default="constant", description="of the rate; cosine and linear fix the number of steps"
-    )
-    final_learning_rate: float = Field(default=0.0, ge=0, description="the last step's (cosine, linear)")
-    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="of AdamW")
-    clip_norm: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
-    ema_decay: float = Field(
-        default=0.9999, ge=0, lt=1, description="of the average weights, which count; a memory of 1/(1 - decay) steps"
-    )
-    condition_dropout: float = Field(
-        default=0.1, ge=0, le=1, description="share of rows without their condition; guidance needs some"
-    )
-    mask_ratio: float = Field(default=0.0, ge=0, lt=1, description="share of tokens left out; halves costs at 0.5")
-    unmasked_steps: int = Field(default=0, ge=0, description="last steps that see all tokens")
-    precision: Precision = Field(
-        default="fp32",
-        description="of weights and activations as they compute, the residual stream among them; bf16 on a GPU. Losses,"
-        " the optimizer and the EMA are in fp32",
-    )
-    seed: int = Field(default=0, ge=0, description="of weights, noise, times and dropout")
-    init_from: InitFrom | None = Field(default=None, description="weights to begin with; none: random ones")
-
-    @model_validator(mode="after")
-    def _schedule_fits(self) -> Self:
-        if self.warmup_steps > self.steps:
-            never = "so that the learning rate would never be reached; lower it too"
-            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}, {never}")
-        if self.schedule in ("cosine", "linear"):
-            if self.steps <= max(self.warmup_steps, 1):
-                none = (
-                    f"leaves none of steps {self.steps} for schedule {self.schedule} to fall; lower it, or raise steps"
-                )
-                raise ValueError(f"warmup_steps {self.warmup_steps} {none}")
-            if self.final_learning_rate > self.learning_rate:
-                above = f"is above learning_rate {self.learning_rate}, and no schedule rises; lower it"
-                raise ValueError(f"final_learning_rate {self.final_learning_rate} {above}")
-        elif self.final_learning_rate:
-            reached = f"is never reached by schedule {self.schedule}; leave it out, or choose cosine or linear"
-            raise ValueError(f"final_learning_rate {self.final_learning_rate} {reached}")
-        return self
-
-    @model_validator(mode="after")
-    def _mask_fits(self) -> Self:
-        if self.unmasked_steps and not self.mask_ratio:
-            raise ValueError(f"unmasked_steps {self.unmasked_steps} is for training with a mask_ratio; leave it out")
-        if self.unmasked_steps and self.unmasked_steps >= self.steps:
-            raise ValueError(
-                f"unmasked_steps {self.unmasked_steps} leaves none of steps {self.steps} to mask; lower it"
-            )
-        return self
+NETWORKS: dict[str, type[NetworkConfig]] = {
+    "DiT": DenoiserConfig,
+    "DiffusersTransformer": DiffusersConfig,
+}
+"""Settings by the names of classes. The first kind's are meant where no field is another kind's own."""
 
 
 def _one_kind_by_its_keys(model: Any) -> Any:
-    # Chosen before its fields are checked, since pydantic's findings about a union are those of both kinds.
-    if model is None or isinstance(model, DenoiserConfig | DiffusersConfig):
+    # Chosen before its fields are checked, since pydantic's findings about a union are those of all kinds.
+    if model is None or isinstance(model, NetworkConfig):
         return model
-    foreign = isinstance(model, dict) and model.keys() & DiffusersConfig.model_fields.keys()
-    return (DiffusersConfig if foreign else DenoiserConfig).model_validate(model)
+    first, *others = NETWORKS.values()
+    keys = model.keys() - first.model_fields.keys() if isinstance(model, dict) else set()
+    chosen = next((kind for kind in others if keys & kind.model_fields.keys()), first)
+    return chosen.model_validate(model)
 
 
-def require_all_tokens(model: DenoiserConfig | DiffusersConfig, train: TrainConfig) -> None:
-    """Raise ValueError for a network that can't leave out the tokens that its training wants to."""
-    if train.mask_ratio and isinstance(model, DiffusersConfig):
-        fix = f"{model.name} takes all tokens; leave it out, or train a DiT"
-        raise ValueError(f"train.mask_ratio is {train.mask_ratio}, but {fix}")
-
-
-Denoiser = Annotated[DenoiserConfig | DiffusersConfig, BeforeValidator(_one_kind_by_its_keys)]
-
-
-class DenoiserJob(StrictModel):
-    """The experts and the monolith: same model, same steps, equal FLOPs in total."""
-
-    model: Denoiser = Field(description="the network")
-    train: TrainConfig = Field(description="the schedule")
-
-    @model_validator(mode="after")
-    def _can_leave_tokens_out(self) -> Self:
-        require_all_tokens(self.model, self.train)
-        return self
-
-
-class StudentJob(StrictModel):
-    """The student: one network that is trained to predict what the mixture does (paper, section 3.4).
-
-    Beside the teacher's predictions it may learn from the data itself, with a share `data_weight` of the loss.
-    """
-
-    model: Denoiser | None = Field(default=None, description="its network; none: one like an expert")
-    train: TrainConfig | None = Field(
-        default=None, description="its schedule; none: that of experts and monolith, at a quarter of the batch"
-    )
-    teacher: str = Field(
-        default="label",
-        description="who answers for a row: label, the expert of its own cluster (the paper); or the mixture by the"
-        " router: full, top-2 and the like, threshold-0.1, nucleus-0.9",
-    )
-    data_weight: float = Field(default=0.0, ge=0, lt=1, description="share of the loss that is the data's own")
-    guidance_scale: float = Field(
-        default=1.0, description="guidance of the teacher's predictions: the student then needs none of its own"
-    )
-    start: Literal["random", "largest", "average"] = Field(
-        default="random", description="first weights: random ones, the largest cluster's expert's, the experts' average"
-    )
-
-    @property
-    def guided(self) -> bool:
-        """True if its teacher is guided, so that it needs no guidance of its own."""
-        return self.guidance_scale != 1
-
-    @model_validator(mode="after")
-    def _starts_as_its_like(self) -> Self:
-        if self.start != "random" and self.model is not None:
-            raise ValueError(
-                f"start {self.start} takes an expert's weights, which fit an expert's model: leave model out"
-            )
-        if self.start != "random" and self.train is not None and self.train.init_from is not None:
-            raise ValueError(f"start {self.start} and train.init_from both say what it begins with: leave one out")
-        return self
-
-
-class RouterJob(StrictModel):
-    """The router: a light transformer trained on all rows to tell p(k | x_t, t, condition).
-
-    Or on images that the experts sample, so that no row leaves its owner (generative replay).
-    """
-
-    model: ModelConfig = Field(description="the network; much smaller than an expert's will do")
-    train: TrainConfig = Field(description="the schedule")
-    replay: int = Field(
-        default=0,
-        ge=0,
-        le=10**8,
-        description="images of all experts together that it is trained on in place of rows; 0: it is trained on the"
-        " rows",
-    )
-
-    @model_validator(mode="after")
-    def _sees_all_tokens(self) -> Self:
-        if self.train.mask_ratio:
-            raise ValueError(f"train.mask_ratio is {self.train.mask_ratio}, but a router sees all tokens; leave it out")
-        return self
+if TYPE_CHECKING:
+    Denoiser = NetworkConfig  # mypy takes only unions that are written out
+else:
+    Denoiser = Annotated[Union[*NETWORKS.values()], BeforeValidator(_one_kind_by_its_keys)]

@@ -7,18 +7,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
 from ddm_ray.config.fields import meant_field
-from ddm_ray.config.networks import (
-    DenoiserConfig,
-    DenoiserJob,
-    DiffusersConfig,
-    FlowConfig,
-    RouterJob,
-    StudentJob,
-    TrainConfig,
-    require_all_tokens,
-)
+from ddm_ray.config.networks import FlowConfig, NetworkConfig
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.config.training import DenoiserJob, RouterJob, StudentJob, TrainConfig, require_all_tokens
 from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import meant, one_line
@@ -30,7 +22,7 @@ TEACHERS = ("full", "top", "threshold", "nucleus")
 class RunConfig(StrictModel):
     """All that makes a run the run it is; `run.json` holds one of these for ever.
 
-    `acceptance`: when what islands have trained counts for whoever builds on it, samples or serves it: once it is
+    `acceptance`: when what islands have trained counts for stages that build on it, sample or serve it: once it is
     finished, or once somebody who may write below `accepted/` has accepted it.
     """
 
@@ -47,7 +39,7 @@ class RunConfig(StrictModel):
     acceptance: Literal["at_once", "by_hand"] = Field(default="at_once", description="see above")
 
     @property
-    def student_model(self) -> DenoiserConfig | DiffusersConfig:
+    def student_model(self) -> NetworkConfig:
         """The student's network: one like an expert unless it says otherwise."""
         return self.student.model or self.expert.model
 
@@ -82,11 +74,11 @@ class RunConfig(StrictModel):
         if len(set(self.evaluate.strategies)) < len(self.evaluate.strategies):
             raise ValueError("evaluate.strategies: a strategy comes twice")
         for name, model in self._models:
-            # Of diffusers' arguments only a whole number can be judged here.
-            is_size = isinstance(model.patch_size, int) and model.patch_size > 0
-            if is_size and self.data.image_size % model.patch_size:
+            # Of diffusers' arguments only a whole number can be judged here, and a network may have no patches.
+            size = getattr(model, "patch_size", None)
+            if isinstance(size, int) and size > 0 and self.data.image_size % size:
                 raise ValueError(
-                    f"{name}.model.patch_size ({model.patch_size}) must divide data.image_size ({self.data.image_size})"
+                    f"{name}.model.patch_size ({size}) must divide data.image_size ({self.data.image_size})"
                 )
         return self
 
@@ -113,7 +105,7 @@ class RunConfig(StrictModel):
         return self
 
     def _require_known_null(self) -> None:
-        """Raise ValueError where the student, or whoever teaches it, is asked without a condition that it never saw."""
+        """Raise ValueError where the student, or its teacher, is asked without a condition that it never saw."""
         guided, dropped = self.student.guided, self.student_train.condition_dropout
         asked = "student.guidance_scale" if guided else "student.train.condition_dropout"
         taught_by = [("expert", self.expert.train)]
@@ -162,20 +154,9 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _denoisers_fit_flow_and_data(self) -> Self:
-        linear = (self.flow.path, self.flow.prediction) == ("linear", "velocity")
-        for name, model in self._models:
-            if isinstance(model, DiffusersConfig):
-                try:
-                    decided = model.shape_arguments(self.data).keys() & model.arguments.keys()
-                except ValueError as error:
-                    raise ValueError(f"{name}.model: {error}") from None
-                if decided:
-                    raise ValueError(f"{name}.model.arguments.{min(decided)}: follows from data, leave it out")
-            if isinstance(model, DenoiserConfig) and model.analytic_skip is not None and not linear:
-                raise ValueError(
-                    f"{name}.model.analytic_skip is for the velocity of the linear path: leave it out, or set"
-                    " flow.path to linear and flow.prediction to velocity"
-                )
+        for name, model in (("expert", self.expert.model), ("student", self.student.model)):
+            if model is not None and (misfit := model.misfit(self.flow, self.data)):
+                raise ValueError(f"{name}.model{misfit}")
         return self
 
 

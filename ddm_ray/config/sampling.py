@@ -7,7 +7,8 @@ from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
 from ddm_ray.config.data import EmbedderConfig
 from ddm_ray.config.strict_model import StrictModel
-from ddm_ray.core.names import SOLVER, STEPS, TIMES, GuidanceKind, SolverName, parse_strategy_name, parse_time_grid
+from ddm_ray.core.names import SOLVER, STEPS, TIMES, GuidanceKind, parse_strategy_name, parse_time_grid
+from ddm_ray.core.solvers import SOLVERS, SolverName
 
 
 def _in_grammar(parse: Callable[[str], object]) -> AfterValidator:
@@ -41,7 +42,12 @@ class SamplingSettings(StrictModel):
         description="Experts of an image: once (ancestral sampling: one expert, drawn beforehand), full, top-2,"
         " nucleus-0.9 ... Where a run names none: what its own evaluation found best, and once until it has one.",
     )
-    solver: SolverName = Field(default=SOLVER, description="Solver of the ODE from noise to data.")
+    solver: SolverName = Field(
+        default=SOLVER,
+        description="Solver from noise to data, by its order and velocities a step: "
+        + ", ".join(f"{name} {s.order}/{s.evaluations}{' (draws noise)' * s.draws}" for name, s in SOLVERS.items())
+        + ".",
+    )
     steps: int = Field(default=STEPS, gt=0, strict=True, description="Steps of the solver.")
     times: TimeGrid = Field(
         default=TIMES, description="Time grid of the steps: uniform, cosine or shifted-S (S > 1: dense near noise)."
@@ -92,7 +98,7 @@ class EvaluateConfig(StrictModel):
     seed: int = Field(default=0, ge=0, description="of their noise")
     features: EmbedderConfig | None = Field(
         default=None,
-        description="network in whose features images are compared, e.g. DINOv2; none: a small classifier of the rows",
+        description="network that makes features of images to compare, e.g. DINOv2; none: a small classifier of rows",
     )
 
     real_rows: int = Field(

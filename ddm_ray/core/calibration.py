@@ -23,7 +23,7 @@ def fit_temperature(logits_NK: Tensor, expert_N: Tensor) -> float:
 
     Temperature scaling (Guo et al. 2017, arXiv 1706.04599, section 4.2). The cross-entropy is convex in 1 / T, so
     bisection of its slope finds the only minimum. Constant logits, which fit as well at any T, answer 1. Logits may be
-    -inf; rows whose true expert has one cost the same at any T and are left out. NotFiniteError for rows without a
+    -inf; rows where the true expert has one cost the same at any T and are left out. NotFiniteError for rows without a
     posterior.
     """
     logits_NK = logits_NK.double()

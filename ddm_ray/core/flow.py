@@ -141,7 +141,7 @@ PREDICTIONS = get_args(PredictionName)
 
 @cache
 def time_bounds(path: str, max_log_snr: float = MAX_LOG_SNR) -> tuple[float, float]:
-    """The times on this path whose log-SNR is `max_log_snr` and -`max_log_snr`, or the path's end before that."""
+    """The times on this path with a log-SNR of `max_log_snr` and -`max_log_snr`, or the path's end before that."""
     earliest, latest = PATHS[path].time_of(torch.tensor([max_log_snr, -max_log_snr], dtype=torch.float64)).tolist()
     return earliest, latest
 

@@ -39,7 +39,7 @@ def posterior(logits_BK: Tensor, available_K: Tensor | None = None, prior_K: Ten
     marginal_1K = available_prior(prior_1K.to(probs_BK.dtype), available_K)
     missing_K, marginal_1K = (upload(part.numpy(), logits_BK.device) for part in (~available_K, marginal_1K))
     available_BK = logits_BK.masked_fill(missing_K, -torch.inf).softmax(dim=1)
-    # What had no posterior before keeps none, for whoever looks at the images.
+    # What had no posterior before keeps none, so that the images show it.
     return torch.where(probs_BK.isfinite() & ~available_BK.isfinite(), marginal_1K, available_BK)
 
 
@@ -81,7 +81,7 @@ def mix(groups: Sequence[ExpertRows], velocities: Sequence[Tensor], weights_BK: 
         weights_R = append_dims(weights_R if group.rows_R is None else weights_R[group.rows_R], velocity)
         weighed = weights_R * velocity
         if not weighed.is_cpu:
-            # There an expert may be asked whom nobody weighs, and 0 times infinity is no number.
+            # An expert without a weight may be asked there, and 0 times infinity is no number.
             weighed = torch.where(weights_R == 0, 0, weighed)
         if group.rows_R is None:
             mixed += weighed

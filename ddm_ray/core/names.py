@@ -12,10 +12,8 @@ PathName = Literal["linear", "cosine", "ddpm"]
 PredictionName = Literal["velocity", "noise", "data", "score"]
 TimeDistribution = Literal["uniform", "logit-normal", "discrete"]
 ScheduleName = Literal["constant", "cosine", "linear", "inverse-sqrt"]
-SolverName = Literal["euler", "heun", "midpoint", "ab2"]
-SOLVER: SolverName = "ab2"
-STEPS, TIMES = 25, "uniform"
-"""Defaults of sampling, beside SOLVER."""
+SOLVER, STEPS, TIMES = "ab2", 25, "uniform"
+"""Defaults of sampling."""
 GuidanceKind = Literal["mixture", "per-expert"]
 FitName = Literal["crop", "pad", "squash"]
 

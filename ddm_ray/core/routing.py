@@ -19,14 +19,14 @@ from ddm_ray.errors import SamplingError
 
 
 def differs(weights_BK: Tensor, others_BK: Tensor) -> np.ndarray:
-    """Bool (B,): rows whose set of experts with a weight above 0 isn't the other's. On the CPU."""
+    """Bool (B,): rows where another set of experts has weights above 0. On the CPU."""
     return np.asarray(((weights_BK.numpy() > 0) != (others_BK.numpy() > 0)).any(axis=1))
 
 
 class Strategy(ABC):
     """A way to choose experts. `when`: at the trajectory's start, at each step or at each velocity; `draws`: by chance.
 
-    A strategy that chooses at the start chooses exactly one expert an image, which whoever samples by such strategies
+    A strategy that chooses at the start chooses exactly one expert an image, which samplers by such strategies
     relies on. One that chooses at each step holds its experts within the step and reweighs them at each velocity.
     """
 
@@ -48,7 +48,7 @@ class Strategy(ABC):
     def reweigh(self, held_BK: Tensor, probs_BK: Tensor) -> Tensor:
         """The step's experts with the weights that these probabilities, of a later velocity, give them.
 
-        Rows whose experts all have probability 0 keep their weights.
+        Rows keep their weights where all their experts have probability 0.
         """
         # With the weights of the step's start, solvers of second order would be of first order.
         weights_BK = probs_BK * (held_BK > 0)
@@ -58,7 +58,7 @@ class Strategy(ABC):
 
 @dataclass(frozen=True)
 class Full(Strategy):
-    """Every expert by its posterior p(k|x,t,c), asked anew at every velocity: the paper's ensemble.
+    """Every expert by its posterior p(k|x,t,c), asked again at every velocity: the paper's ensemble.
 
     Cost: K. Exact for exact experts and router; the only strategy that follows the same trajectory as one model
     of all the data.
@@ -88,7 +88,7 @@ class Once(Strategy):
 
     def route(self, probs_BK: Tensor, before_BK: Tensor, uniforms_BK: Tensor | None) -> Tensor:
         assert uniforms_BK is not None
-        return draw(probs_BK, uniforms_BK[:, 0])
+        return draw_expert(probs_BK, uniforms_BK[:, 0])
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def keep_top(probs_BK: Tensor, kept: int) -> Tensor:
     return keep(probs_BK, _among(order_BK[:, :kept], probs_BK))
 
 
-def draw(prior_BK: Tensor, uniforms_B: Tensor) -> Tensor:
+def draw_expert(prior_BK: Tensor, uniforms_B: Tensor) -> Tensor:
     """Weight 1 (B, K) for one expert per row, by the inverse CDF of `prior_BK` at `uniforms_B` in [0, 1).
 
     The uniforms must come from another stream than the noise: correlated ones bend the result. An expert

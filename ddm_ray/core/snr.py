@@ -15,7 +15,7 @@ from ddm_ray.core.flow import PATHS, Flow, append_dims, to_data_and_noise
 from ddm_ray.errors import TimeError
 
 MAX_NETWORK_LOG_SNR = 2 * math.log(50)
-"""Largest |log SNR| at which a network is asked whose prediction doesn't tell data from noise at that end.
+"""Largest |log SNR| at which a network is asked if its prediction doesn't tell data from noise at that end.
 
 Data from a noise prediction are off by the network's error times 1 / alpha, here 50 at most. At 1,000 the first step
 spoils the image: twice the Frechet distance, for a small network trained on digits. At 20 it is hardly better.

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 import numpy as np
 
-NOISE, ROUTING, ORDER, BATCH, INITIAL, REPLAY, AUGMENTATION, HELDOUT = range(8)
+NOISE, ROUTING, ORDER, BATCH, INITIAL, REPLAY, AUGMENTATION, HELDOUT, STEP = range(9)
 """First keys of streams: what the numbers are drawn for."""
 
 
@@ -26,7 +26,7 @@ def stream(seed: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-def seeds(seed: int, count: int, purpose: SeedPurpose) -> tuple[int, ...]:
+def consecutive_seeds(seed: int, count: int, purpose: SeedPurpose) -> tuple[int, ...]:
     """Consecutive seeds of images; each (seed, purpose) begins elsewhere in 32 bits."""
     first = int(np.random.SeedSequence([seed, purpose]).generate_state(1)[0])
     return tuple(range(first, first + count))

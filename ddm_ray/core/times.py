@@ -16,7 +16,7 @@ class TimeSampling:
     """The distribution of t in training: uniform, sigmoid of N(mean, std^2), or one of n / num_times, n = 1..num_times.
 
     `shift` > 0 then lowers the log-SNR by 2 log(shift). Sigmoid and shift are Esser et al.'s (2024, arXiv 2403.03206),
-    who shift by sqrt(pixels / pixels before).
+    with a shift of sqrt(pixels / pixels before).
     """
 
     kind: TimeDistribution = "uniform"
@@ -36,7 +36,7 @@ class TimeSampling:
 
 
 def shifted(t_B: Tensor, shift: float, path: str = "linear") -> Tensor:
-    """The times on `path` whose log-SNR is that of `t_B` less 2 log(shift); 0 and 1 stay, on linear and cosine.
+    """The times on `path` with the log-SNR of `t_B` less 2 log(shift); 0 and 1 stay, on linear and cosine.
 
     On the linear path s t / (1 + (s-1) t). What would lie beyond ddpm's end is at that end, t = 1.
     """

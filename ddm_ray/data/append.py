@@ -8,7 +8,7 @@ from ddm_ray.data.prepare.new_files import NewFiles, list_new, rows_so_far
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.sources import absolute_name
 from ddm_ray.errors import ConfigError, DataError
-from ddm_ray.sampling.beginnings import begin, require_beginnings
+from ddm_ray.sampling.initial_weights import create_run, require_initial_weights
 from ddm_ray.storage.extend import place_of
 from ddm_ray.storage.extension import Appended, Extension
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS
@@ -43,11 +43,11 @@ def append(run: Run, steps: Mapping[Part, int], source: str | None = None, chunk
         since = f"; {len(new.changed)} have changed, which stay as they were" if new.changed else ""
         raise DataError(f"source {name}: has no file that isn't in {run.url} already{since}; nothing to append")
     base = absolute_name(run.url)
-    require_beginnings(continued(run.config, steps, base, name))  # refused before anything is written
+    require_initial_weights(continued(run.config, steps, base, name))  # refused before anything is written
     added = Appended(source=name, files=len(new.files), listing=new.listing)
     extension = Extension(steps=dict(steps), inherits=(), appends=added)
     url = place_of(run, extension)
-    begin(url, extension.configure(run.config, base))
+    create_run(url, extension.configure(run.config, base))
     begun = Run.open(url)
     rows_store(begun, ROWS).plan(lambda: new.plan)
     return Appending(begun, new)

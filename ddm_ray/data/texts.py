@@ -86,7 +86,7 @@ def null_text_bytes(text: Text) -> bytes:
     """The file of the empty prompt's text (models.null_text), stored as rows are: float16, the tokens that count."""
     tokens_1LE = text.tokens_BLE[:, text.mask_BL[0]].to(torch.float16)
     pooled_1P = None if text.pooled_BP is None else text.pooled_BP.to(torch.float16)
-    return null_text.to_bytes(Text(tokens_1LE, torch.ones(tokens_1LE.shape[:2], dtype=torch.bool), pooled_1P))
+    return null_text.pack_null_text(Text(tokens_1LE, torch.ones(tokens_1LE.shape[:2], dtype=torch.bool), pooled_1P))
 
 
 def read_null_text(data: bytes, where: str, config: TextConfig | None = None) -> Text:
@@ -94,7 +94,7 @@ def read_null_text(data: bytes, where: str, config: TextConfig | None = None) ->
 
     Raises CorruptArtifact naming `where` if the file isn't whole or of other sizes than `config`'s.
     """
-    text = null_text.read(data, where)
+    text = null_text.unpack_null_text(data, where)
     pooled_1P = None if text.pooled_BP is None else text.pooled_BP.float()
     if config is None:
         return Text(text.tokens_BLE.float(), text.mask_BL, pooled_1P)

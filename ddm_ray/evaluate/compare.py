@@ -5,22 +5,23 @@ Nothing is sampled: the images are those that the evaluations left. Shapes: M im
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.data import OnProgress, no_progress
+from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
 from ddm_ray.evaluate.features import features_in_words, load_embedder
+from ddm_ray.evaluate.image_set import PulledDistance
 from ddm_ray.evaluate.measure import reference_of
+from ddm_ray.evaluate.metrics import Difference, row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.run import read_metrics
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, here, one_thread
-from ddm_ray.evaluate.scores import Difference, Measured
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.storage.graph import EXTRAS, evaluation
@@ -76,6 +77,7 @@ class Comparison:
     """
 
     num_samples: int
+    num_real: int
     features: str
     lines: list[dict[str, Any]]
     differences: list[Difference]
@@ -84,14 +86,7 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """All but the picture."""
-        differences = [asdict(each) for each in self.differences]
-        return {
-            "num_samples": self.num_samples,
-            "features": self.features,
-            "lines": self.lines,
-            "differences": differences,
-            "paired": self.paired,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "grid_png"}
 
 
 def compare(
@@ -133,10 +128,9 @@ def compare(
         seen = RealRows.of(first, device).decoded(decode)
         evaluating = first.config.evaluate.model_copy(update={"features": features})
         measuring = Run(first.store, first.config.model_copy(update={"evaluate": evaluating}))
-        reference = reference_of(
-            measuring, seen, embedder, decode, here(device), lambda share, note: on_progress(0.1 * share, note), device
-        )
-        measured: dict[str, Measured] = {}
+        on_rows = phase(on_progress, 0.0, 0.1)
+        reference = reference_of(measuring, seen, embedder, decode, here(device), on_rows, device)
+        distances: dict[str, PulledDistance] = {}
         lines: list[dict[str, Any]] = []
         shown, paired = list[GridRow](), list[str]()
         baseline_side, baseline = chosen[0]
@@ -144,8 +138,10 @@ def compare(
             name = f"{side.name}: {sampled.candidate}" if len(sides) > 1 else sampled.candidate
             on_progress(0.1 + 0.9 * number / len(chosen), f"measuring {name}")
             number_M = sampled.number_M[:count]
-            measured[name] = reference.measure(_first(sampled.images(), count), number_M)
-            line = {"model": name} | asdict(measured[name].score) | sampled.costs()
+            images = reference.see(partial(_first, sampled, count), number_M)
+            distances[name] = images.distance
+            line = {"model": name} | row_of(images) | sampled.costs()
+            del images  # features of one candidate at a time are in memory
             line |= {
                 "training_flops": side.training_flops(sampled.candidate),
                 "sampling": side.sampling(sampled.candidate),
@@ -156,18 +152,19 @@ def compare(
             ):
                 paired.append(name)
             shown.append(GridRow(name, _shown(sampled, baseline.number_M[:count])))
-    lined = list(measured)
-    differences = [Difference.of((name, lined[0]), measured[name], measured[lined[0]]) for name in lined[1:]]
+    lined = list(distances)
+    differences = [Difference.of((name, lined[0]), distances[name], distances[lined[0]]) for name in lined[1:]]
     classes = first.named.data.class_names
     alike = first.config.data.num_classes and len(paired) == len(lined)
     headings = [classes[label] for label in _classes(baseline.number_M[:count])] if alike else []
     words = features_in_words(features, reference.num_features)
-    return Comparison(count, words, lines, differences, paired, to_png(grid(shown, headings)))
+    picture = to_png(grid(shown, headings))
+    return Comparison(count, reference.real.rows, words, lines, differences, paired, picture)
 
 
-def _first(parts: Iterator[Tensor], count: int) -> Iterator[Tensor]:
+def _first(sampled: CandidateSamples, count: int) -> Iterator[Tensor]:
     """The first images, so many."""
-    for part_BCHW in parts:
+    for part_BCHW in sampled.images():
         yield part_BCHW[:count]
         count -= len(part_BCHW)
         if count <= 0:

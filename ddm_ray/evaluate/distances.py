@@ -37,15 +37,11 @@ class Gaussian:
         values, vectors = np.linalg.eigh(covariance_DD)
         return cls(mean_D, covariance_DD, (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
 
-    def distance(self, rows_MD: np.ndarray) -> float:
-        """Squared Frechet (Wasserstein-2) distance to a Gaussian fitted to these rows, the form of FID.
-
-        |mean_a - mean_b|^2 + tr(A + B - 2 (A^1/2 B A^1/2)^1/2). Grows as sets get smaller: compare at equal size.
-        """
-        return self.measure(rows_MD)[0]
-
     def measure(self, rows_MD: np.ndarray) -> tuple[float, np.ndarray]:
         """The distance to the rows, and the pull of each of them on it (M,), of mean 0: its influence function.
+
+        It is the squared Frechet (Wasserstein-2) distance to a Gaussian fitted to the rows, the form of FID:
+        |mean_a - mean_b|^2 + tr(A + B - 2 (A^1/2 B A^1/2)^1/2). It grows as sets get smaller: compare at equal size.
 
         A set with other weights w_M of mean 1 is further by mean(w pull) to first order, so the distance's standard
         deviation is that of the pulls over sqrt(M) (Efron's infinitesimal jackknife). With T the map that takes the

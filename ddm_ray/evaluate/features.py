@@ -55,10 +55,6 @@ class Seen:
     features_ND: np.ndarray
     class_N: np.ndarray
 
-    def accuracy(self, label_N: np.ndarray) -> float:
-        """Share of images whose class is the label's, in [0, 1]."""
-        return float((self.class_N == label_N).mean())
-
 
 def train_features(
     data_NCHW: Tensor, label_N: Tensor, num_classes: int, seed: int, steps: int = 400, batch: int = 64

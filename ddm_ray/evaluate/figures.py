@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ddm_ray.config import RunConfig
-from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.candidates import Decode
 from ddm_ray.pictures.grid import GridRow, grid
@@ -42,7 +42,7 @@ def shown_beside(
         chosen = [*torch.arange(min(MAX_CLASSES, len(rows))).repeat_interleave(PER_CLASS).split(PER_CLASS)]
         headings = None
     row_B = torch.cat(chosen)
-    shown = seeds(config.evaluate.seed, len(row_B), SeedPurpose.GRID)
+    shown = consecutive_seeds(config.evaluate.seed, len(row_B), SeedPurpose.GRID)
     return replace(request, seeds=shown, condition=rows.condition[row_B]), rows.data_NCHW[row_B], headings
 
 
@@ -59,7 +59,7 @@ def experts_figure(run: Run, mixture: Models, rows: Rows, decode: Decode) -> Ima
         members = members[rows.label_N[members].argsort(stable=True)]
         count = min(PER_CLUSTER, len(members))
         spread = members[torch.linspace(0, len(members) - 1, count).round().long()]
-        sampled_seeds = seeds(config.evaluate.seed, count, SeedPurpose.EXPERTS)
+        sampled_seeds = consecutive_seeds(config.evaluate.seed, count, SeedPurpose.EXPERTS)
         settings, cluster_B = config.sample.changed(strategy="oracle"), torch.zeros(count, dtype=torch.int64)
         request = SampleRequest(sampled_seeds, rows.condition[spread], settings, cluster_B)
         alone = Models(

@@ -14,7 +14,7 @@ import torch
 
 import ddm_ray
 from ddm_ray.config import RunConfig
-from ddm_ray.data import OnProgress
+from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.sharded.work import Executor
 from ddm_ray.evaluate.candidates import Decode, Lineup
@@ -23,13 +23,14 @@ from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.curves import training_curves
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.figures import experts_figure, shown_beside
+from ddm_ray.evaluate.image_set import ImageSet, PulledDistance, Reference
 from ddm_ray.evaluate.losses import Loss, heldout_losses
+from ddm_ray.evaluate.metrics import Difference, row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.reference import ReferenceRecord, make_reference
 from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples
-from ddm_ray.evaluate.scores import Difference, Measured, Reference
 from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
@@ -63,29 +64,24 @@ def measure(
     how images fit their texts; `execute` embeds real rows on `device`; `milestones`: weights of what still trains.
     """
     seen = rows.decoded(decode)
-    reference = reference_of(
-        run, seen, embedder, decode, execute, lambda share, note: on_progress(0.78 + 0.04 * share, note), device
-    )
-    measured: dict[str, Measured] = {}
-    for number, each in enumerate(samples):
-        on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {each.candidate}")
-        measured[each.candidate] = reference.measure(each.images(), each.number_M)
-    table = [
-        {"model": candidate.name}
-        | asdict(measured[candidate.name].score)
-        | ({} if captions is None else captions.score(each.images(), each.number_M))
-        | each.costs()
-        | {"sampling": candidate.settings.model_dump(mode="json", exclude={"strategy"})}
-        for candidate, each in zip(lineup.candidates, samples, strict=True)
-    ]
-    differences = [Difference.of(names, *(measured[one] for one in names)) for names in permutations(measured, 2)]
+    on_rows = phase(on_progress, 0.78, 0.82)
+    reference = reference_of(run, seen, embedder, decode, execute, on_rows, device, captions)
+    table, distances = list[dict[str, Any]](), dict[str, PulledDistance]()
+    for number, (candidate, each) in enumerate(zip(lineup.candidates, samples, strict=True)):
+        on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {candidate.name}")
+        images = reference.see(each.images, each.number_M)
+        distances[candidate.name] = images.distance
+        sampling = candidate.settings.model_dump(mode="json", exclude={"strategy"})
+        table.append({"model": candidate.name} | row_of(images) | each.costs() | {"sampling": sampling})
+        del images  # features of one candidate at a time are in memory
+    differences = [Difference.of(names, *(distances[one] for one in names)) for names in permutations(distances, 2)]
     on_progress(0.92, "real rows and held-out losses")
     config, strategies = run.config, run.config.evaluate.strategies
     cost = training_cost(run, lineup.missing, milestones)
     trained = [Artifact(job.job) for job in cost.jobs]
     metrics = {
         "run": config.name,
-        "credit": config.data.credit,
+        "credit": run.credit,
         "name": name,
         "num_samples": len(request.seeds),
         "num_real": reference.real.rows,
@@ -100,7 +96,7 @@ def measure(
         "differences": [asdict(each) for each in differences],
         "missing": lineup.missing | _without_captions(config, captions),
         "clip": None if captions is None else config.evaluate.clip,
-        "real": _real_lines(reference, len(request.seeds), seen, captions),
+        "real": _real_lines(reference, len(request.seeds), seen),
         "heldout_loss": [asdict(loss) for loss in _losses(config, lineup, rows.heldout)],
         "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, decode),
         "training": asdict(cost),
@@ -124,13 +120,14 @@ def reference_of(
     execute: Executor[ReferenceRecord],
     on_progress: OnProgress,
     device: str,
+    captions: CaptionScore | None = None,
 ) -> Reference:
     """The reference that the run's real rows make, made now if none is kept; `seen`: those in memory, as images."""
     config, prior_CK = run.config, mixture_info(run).prior_CK
     assert prior_CK is not None
     net, real = make_reference(run, seen.train, seen.elsewhere, embedder, decode, execute, on_progress, device)
     every = sum(PartitionInfo.of(run.require(PARTITION)).rows_K)
-    return Reference.of(
+    return Reference(
         net,
         real,
         seen.train,
@@ -139,24 +136,23 @@ def reference_of(
         labelled=bool(config.data.num_classes),
         whole_set=len(real.label_M) == every,
         embedder=embedder,
+        captions=captions,
     )
 
 
-def _real_lines(
-    reference: Reference, count: int, seen: RealRows, captions: CaptionScore | None
-) -> list[dict[str, Any]]:
+def _real_lines(reference: Reference, count: int, seen: RealRows) -> list[dict[str, Any]]:
     """Lines of the table that say what its numbers mean: rows as good as any sampler's, and mosaics."""
-    heldout = seen.heldout
-    scores = {f"real: {count} drawn again": reference.floor(count)}
-    if len(heldout) > 1:
-        scores[f"real: {len(heldout)} drawn again"] = reference.floor(len(heldout))
-        scores[f"real: {len(heldout)} held out"] = reference.score([heldout.data_NCHW], heldout.label_N)
-    scores[MOSAICS] = reference.mosaics(count)
-    lines = [{"model": name} | asdict(score) for name, score in scores.items()]
-    if captions is not None and seen.shown is heldout and len(heldout) > 1:
-        fit = captions.score([heldout.data_NCHW], torch.arange(len(heldout)))
-        lines = [line | fit if line["model"].endswith("held out") else line for line in lines]
-    return lines
+    lines = [_real_line(f"{count} drawn again", reference.drawn_again(count))]
+    if (number := len(heldout := seen.heldout)) > 1:
+        captions = torch.arange(number) if seen.shown is heldout else None
+        held_out = reference.see(lambda: [heldout.data_NCHW], heldout.label_N if reference.labelled else captions)
+        lines.append(_real_line(f"{number} drawn again", reference.drawn_again(number)))
+        lines.append(_real_line(f"{number} held out", held_out))
+    return [*lines, {"model": MOSAICS} | row_of(reference.mosaics(count))]
+
+
+def _real_line(name: str, images: ImageSet) -> dict[str, Any]:
+    return {"model": f"real: {name}"} | row_of(images)
 
 
 def _without_captions(config: RunConfig, captions: CaptionScore | None) -> dict[str, str]:

@@ -1,14 +1,14 @@
 """The report: metrics as one self-contained HTML page, or as a table for the terminal."""
 
 import io
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ddm_ray.evaluate.features import NUM_FEATURES, features_in_words
+from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, columns, measured, notes
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
 from ddm_ray.pictures.page import page
@@ -25,50 +25,18 @@ CONFIRMED = 0.8
 """Share of what held-out rows reach in a measure from which mosaics show that it can't tell."""
 LIKE_MOSAICS = 0.5
 """Share of the mosaics' distance from which a model is far."""
-MODEL_COLUMNS = {
-    "model": "model",
-    "frechet": "Fréchet distance",
-    "accuracy": "accuracy",
-    "clip": "CLIP score",
-    "precision": "precision",
-    "recall": "recall",
-    "kid": "KID ×1000",
-    "density": "density",
-    "coverage": "coverage",
-    "copied": "copied",
-    "cluster_tv": "cluster TV",
-}
-COST_COLUMNS = {
-    "model": "model",
-    "expert_rows_per_image": "expert rows / image",
-    "router_rows_per_image": "router rows / image",
-    "seconds_per_image": "ms / image",
-}
-TERMINAL_COLUMNS = {
-    "model": "model",
-    "frechet": "distance",
-    "accuracy": "accuracy",
-    "clip": "CLIP",
-    "precision": "precis.",
-    "recall": "recall",
-    "cluster_tv": "TV",
-    "expert_rows_per_image": "NFE",
-    "seconds_per_image": "ms/img",
-}
 
 
 def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
     """report.html, with its pictures inside."""
-    losses = metrics["heldout_loss"]
+    losses, rows = metrics["heldout_loss"], [*metrics["models"], *metrics["real"]]
     return page(
         "evaluation",
         metrics=metrics,
-        headings=measured(MODEL_COLUMNS, [*metrics["models"], *metrics["real"]]),
-        cost_headings=COST_COLUMNS,
-        cell=cell,
-        lowest=min(row["frechet"] for row in metrics["models"]),
+        columns=measured(columns(), rows),
+        costs=measured(COSTS, rows),
         sentences=sentences(metrics),
-        notes=notes(metrics),
+        notes=notes_of(metrics),
         training_sentence=_training_sentence(metrics["training"]),
         losses=losses,
         losses_png=_losses_png(losses) if losses else None,
@@ -81,23 +49,24 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
 
 def print_table(metrics: dict[str, Any]) -> str:
     """The table of models and what follows from it, as text at most 100 characters wide."""
-    table, rows = Table(box=SIMPLE, pad_edge=False), [*metrics["models"], *metrics["real"]]
-    columns = measured(TERMINAL_COLUMNS, rows)
-    for key, heading in columns.items():
-        table.add_column(heading, justify="left" if key == "model" else "right", no_wrap=True)
+    rows = [*metrics["models"], *metrics["real"]]
+    return as_text([*columns(), *COSTS], rows, [*sentences(metrics), _training_sentence(metrics["training"])])
+
+
+def as_text(every: Sequence[Column], rows: Sequence[dict[str, Any]], lines: Sequence[str]) -> str:
+    """Rows as a table of the columns that are for the terminal, and lines below it, at most 100 characters wide."""
+    table, shown = Table(box=SIMPLE, pad_edge=False), measured([each for each in every if each.terminal], rows)
+    table.add_column("model", overflow="fold")
+    for column in shown:
+        table.add_column(column.terminal or "", justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*(cell(key, row) for key in columns))
+        table.add_row(row["model"], *(column.cell(row) for column in shown))
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=False, highlight=False)
     console.print(table)
-    for sentence in [*sentences(metrics), _training_sentence(metrics["training"])]:
-        console.print(sentence, markup=False)
+    for line in lines:
+        console.print(line, markup=False)
     return text.getvalue()
-
-
-def measured(columns: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Columns, by key, in which some row has a value."""
-    return {key: heading for key, heading in columns.items() if any(row.get(key) is not None for row in rows)}
 
 
 def sentences(metrics: dict[str, Any]) -> list[str]:
@@ -144,18 +113,18 @@ def _warnings(metrics: dict[str, Any]) -> list[str]:
     real = {row["model"]: row for row in metrics["real"]}
     if (mosaics := real.get(MOSAICS)) is None:  # an older version's
         return []
-    heldout = next((row for name, row in real.items() if name.endswith("held out")), None)
+    heldout = _held_out(metrics)
     lines = [
         f"{row['model']} is far from real rows: its distance is {' and '.join(grounds)}."
         for row in metrics["models"]
         if (grounds := _grounds(row["frechet"], mosaics["frechet"], heldout["frechet"] if heldout else None))
     ]
     if heldout:
-        blind = [key for key in ("precision", "density", "coverage") if mosaics[key] > CONFIRMED * heldout[key]]
         lines += [
-            f"{MODEL_COLUMNS[key].capitalize()} can't tell here: mosaics have {mosaics[key]:.2f}, held-out real rows"
-            f" {heldout[key]:.2f}."
-            for key in blind
+            f"{column.heading.capitalize()} can't tell here: mosaics have {mosaics[column.key]:.2f}, held-out real rows"
+            f" {heldout[column.key]:.2f}."
+            for column in columns()
+            if column.sees_mosaics and mosaics[column.key] > CONFIRMED * heldout[column.key]
         ]
     return lines
 
@@ -190,71 +159,29 @@ def difference_words(difference: dict[str, Any]) -> str:
     return f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} (95%), {verdict}"
 
 
-def notes(metrics: dict[str, Any]) -> list[str]:
-    """Notes on how each column is measured."""
-    count, rows = metrics["num_samples"], metrics["num_real"]
-    heldout = next((row for row in metrics["real"] if row["model"].endswith("held out")), None)
-    held_out = right_of_held_out = ""
-    features = metrics.get("features") or features_in_words(None, NUM_FEATURES)  # an older version's had no others
-    if heldout:
-        held_out = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
-        if heldout["accuracy"] is not None:
-            right_of_held_out = f" On held-out real rows it is right in {heldout['accuracy']:.1%}."
+def _held_out(metrics: dict[str, Any]) -> dict[str, Any] | None:
+    """The line of the held-out real rows, if there are some."""
+    return next((row for row in metrics["real"] if row["model"].endswith("held out")), None)
+
+
+def notes_of(metrics: dict[str, Any]) -> list[str]:
+    """Notes on each column and on the lines of real rows."""
+    more = ""
+    if heldout := _held_out(metrics):
+        more = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
     return [
-        f"Fréchet distance: between {count} samples and {rows} training rows, in {features}; ± is the standard"
-        " deviation over other samples of the model. It shrinks as the number of samples grows:"
-        " compare equal numbers only.",
-        f"Real, drawn again: training rows themselves, with replacement{_floor_words(metrics)}.{held_out}",
-        f"Accuracy: how often a small classifier fitted to the training rows sees the class that was asked"
-        f" for.{right_of_held_out}",
-        *_clip_note(metrics.get("clip")),
-        "Precision and recall: by balls to the third nearest neighbour in these features (arXiv 1904.06991); density"
-        " and coverage: to the fifth (arXiv 2002.09797), density may be above 1. Of 10,000 rows each at most.",
-        "KID ×1000: kernel distance (arXiv 1801.01401), which has no such bias; it may be negative.",
-        "Copied: samples nearer to a training row than that row's nearest other one (1 - authenticity, arXiv"
-        " 2102.08921), measured where all training rows are at hand; far above what held-out rows have, a model repeats"
-        " what it was shown.",
+        *notes(metrics, [*metrics["models"], *metrics["real"]]),
+        f"Real, drawn again: training rows themselves, with replacement{_floor_words(metrics)}.{more}",
         f"{MOSAICS.capitalize()}: each quarter is another training row's. A measure that finds them good can't tell.",
-        "Cluster TV: total variation between the samples' clusters (that of the nearest training row in these"
-        " features) and those which their labels lead to expect, 0 to 1.",
-        "Rows per image: evaluations of an expert, and of the router, for one image."
-        " ms / image: time of one CPU core (on an accelerator: elapsed time), experts and router together.",
+        COSTS_NOTE,
     ]
 
 
 def _floor_words(metrics: dict[str, Any]) -> str:
-    count, kept = metrics["num_samples"], metrics.get("num_kept", metrics["num_real"])
+    count, kept = metrics["num_samples"], metrics["num_kept"]
     if kept < metrics["num_real"]:
         return f", of {kept} that were drawn of them; a good sampler may be below"
     return f"; no sampler should be expected below {count} of them"
-
-
-def _clip_note(clip: str | None) -> list[str]:
-    if clip is None:
-        return []
-    return [
-        f"CLIP score: 100 times the cosine between an image and its text as {Path(clip).name} sees them (arXiv"
-        " 2104.08718), 0 where it is below; ± is the standard error over images. That of held-out rows is by their own"
-        " texts."
-    ]
-
-
-def cell(key: str, row: dict[str, Any]) -> str:
-    """The text of a column of MODEL_COLUMNS in a row."""
-    value = row.get(key)
-    if value is None:
-        return "–"
-    if key == "frechet":
-        return f"{value:.3g} ± {row['frechet_std']:.2g}"
-    if key == "clip":
-        return f"{value:.2f} ± {row['clip_std']:.2g}"
-    if key == "kid":
-        return f"{1000 * value:.1f} ± {1000 * row['kid_std']:.1f}"
-    if key == "seconds_per_image":
-        return f"{1000 * value:.1f}"
-    if key.endswith("per_image"):
-        return f"{value:g}"
-    return str(value) if isinstance(value, str) else f"{value:.3f}"
 
 
 def _losses_png(losses: list[dict[str, Any]]) -> bytes:

@@ -16,8 +16,8 @@ from ddm_ray.core.calibration import cross_entropy, fit_temperature
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.candidates import Decode
+from ddm_ray.evaluate.image_set import Reference
 from ddm_ray.evaluate.losses import BINS, CHUNK, Noised
-from ddm_ray.evaluate.scores import Reference
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models
 from ddm_ray.sampling.trace import num_switches

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from ddm_ray.data import OnProgress, no_progress
-from ddm_ray.data.sharded.stage import make_chunks
-from ddm_ray.data.sharded.work import Executor
+from ddm_ray.data import OnProgress, no_progress, phase
+from ddm_ray.data.sharded.stage import ShareTold, make_chunks
+from ddm_ray.data.sharded.work import Executor, read_whole
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup, decoder, later_than, newest_milestones, outdated
 from ddm_ray.evaluate.captions import CaptionScore
@@ -19,7 +19,6 @@ from ddm_ray.evaluate.reference import named
 from ddm_ray.evaluate.report import render
 from ddm_ray.evaluate.samples import (
     CandidateSamples,
-    ImagesObserver,
     MakeSamples,
     Milestone,
     SamplesPlan,
@@ -28,7 +27,6 @@ from ddm_ray.evaluate.samples import (
     here,
     one_thread,
     portions,
-    read_portion,
     request_of,
 )
 from ddm_ray.models.clip import Clip
@@ -96,9 +94,9 @@ def evaluate(
         if {*plan.trained} != {*identity.inputs} or plan.earlier != earlier:
             # Another command has begun it meanwhile, with what there was then.
             return evaluate(run, name, on_progress, device, execute, made_on, at)
-        observer = ImagesObserver(plan.units, lambda share, note: on_progress(0.02 + 0.76 * share, note))
+        observer = ShareTold[SamplesRecord](plan.units, phase(on_progress, 0.02, 0.78), "sampling")
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
-        records = list(make_chunks(chunks, plan, executor, read_portion, maker, observer))
+        records = list(make_chunks(chunks, plan, executor, read_whole, maker, observer))
         chunks.require_complete(plan, records)
         samples = [CandidateSamples(chunks, plan, records, candidate.name) for candidate in lineup.candidates]
 

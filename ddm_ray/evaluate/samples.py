@@ -5,7 +5,7 @@ Shapes: B images of a portion, CHW image.
 
 import os
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Self
@@ -18,12 +18,9 @@ from torch import Tensor
 
 from ddm_ray.config import RunConfig
 from ddm_ray.core.condition import Condition
-from ddm_ray.core.streams import SeedPurpose, seeds
-from ddm_ray.data import OnProgress
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.serial import SideBySide
-from ddm_ray.data.sharded.stage import ShareRead
-from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.evaluate.candidates import Candidate, Lineup, decoder
 from ddm_ray.evaluate.real_rows import prompts_of
@@ -123,39 +120,9 @@ def portions(candidates: Sequence[Candidate], numbers: Sequence[int]) -> tuple[P
 
 def request_of(config: RunConfig, prompts_N: Condition, numbers: Sequence[int], first: int = 0) -> SampleRequest:
     """The request for an evaluation's images from the `first` on, the same for every candidate."""
-    every = seeds(config.evaluate.seed, config.evaluate.num_samples, SeedPurpose.EVALUATION)
+    every = consecutive_seeds(config.evaluate.seed, config.evaluate.num_samples, SeedPurpose.EVALUATION)
     condition = prompts_N[torch.tensor(numbers)]
     return SampleRequest(every[first : first + len(numbers)], condition, config.sample)
-
-
-class ImagesObserver(ShareRead[SamplesRecord]):
-    """An observer that tells how many images there are."""
-
-    def __init__(self, units: Sequence[Portion], on_progress: OnProgress):
-        super().__init__(units)
-        self._all, self._images = sum(len(unit.numbers) for unit in units), 0
-        self._on_progress = on_progress
-
-    def begin(self, records: Collection[SamplesRecord]) -> None:
-        """See ChunkObserver."""
-        super().begin(records)
-        self._images = sum(record.images for record in records)
-        self._tell("")
-
-    def add(self, record: SamplesRecord, until: float) -> None:
-        """See ChunkObserver."""
-        self.advance(record.key.unit, until)
-        self._images += record.images
-        self._tell(f"{self.left()}: {record.candidate}")
-
-    def _tell(self, more: str) -> None:
-        self._on_progress(self.fraction, f"{self._images:,} of {self._all:,} images sampled{more}")
-
-
-def read_portion(unit: Portion, done: Container[int]) -> Iterator[Chunk[Portion]]:
-    """The `ReadUnit` of samples: a portion says all that is to be known."""
-    if 0 not in done:
-        yield Chunk(0, unit, 1.0)
 
 
 @dataclass(frozen=True)

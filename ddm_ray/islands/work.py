@@ -1,4 +1,8 @@
-"""An island's own loop: look at storage, take what is to be trained, train it, look again, until all is finished."""
+"""An island's own loop: look at storage, take a job, train it, look again, until all is finished.
+
+A take is a file of the next number that storage creates for one worker only. The worker that takes a job asks the
+launch of the take before it to end, with its state saved, and waits for that before it begins.
+"""
 
 import json
 import math
@@ -12,34 +16,27 @@ from functools import partial
 
 from ddm_ray.errors import DDMError, RayError, Stopped, StorageError, Superseded
 from ddm_ray.islands.board import Board, View, take_key
-from ddm_ray.islands.presence import PresenceKeeper
-from ddm_ray.islands.promises import Promises
+from ddm_ray.islands.choose import OpenJob, choose
+from ddm_ray.islands.presence import LEASE_SECONDS, PresenceKeeper
+from ddm_ray.islands.takeover import TakeOver
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch, noted
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status
 from ddm_ray.storage.stops import StopRequests, ask, asked, drain_key, launch_stop_key
 from ddm_ray.storage.store import Store
-from ddm_ray.train.lookout import LOOK_SECONDS
+from ddm_ray.storage.succession import LOOK_SECONDS
 
-GRACE_SECONDS = 60.0
-"""Silence, by a worker's own clock, after which it takes what another one held."""
 IDLE_SECONDS, PAID_IDLE_SECONDS = 2.0, 10.0
 """Pause between the looks of a worker that waits, on a disk and where each look is paid for."""
 AGAIN_SECONDS, MAX_AGAIN_SECONDS = 30.0, 600.0
-"""Time after which a worker tries again what it gave up in the hope that it passes, at first and at most."""
-CROWDED_SECONDS = 60.0
-"""Time for which others' jobs must have filled its Ray cluster until a worker says so of what it holds."""
+"""Time after which a worker tries a job again that has failed here, at first and at most."""
 
-_TIME = re.compile(r", in \d[\d.]* \w+|, \d[\d.]* \w+ left")  # each change of a note is a request
+_TIME = re.compile(r", \d[\d.]* \w+ left")  # each change of a note is a request
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
 """Trains a launch's artifact to its commit, and calls back with its statuses; raises DDMError where it gives up."""
 Report = Callable[[list[Status], str], None]
-
-
-class Untrained(Superseded):
-    """A job that another worker has taken, since nothing trained it here: Ray had no room, or its nodes are gone."""
 
 
 @dataclass
@@ -68,25 +65,13 @@ class _Failures:
         return self.errors[artifacts[0]]
 
 
-class Crowd:
-    """For how long others' jobs have filled the Ray cluster, by readings of one's own clock."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def lasts(self, full: bool, now: float) -> bool:
-        """True once it has been `full` for CROWDED_SECONDS, at each look."""
-        self._since = (now if self._since is None else self._since) if full else None
-        return self._since is not None and now - self._since >= CROWDED_SECONDS
-
-
 class IslandWorker:
     """Works for one island on one run; `run_to_end` does it.
 
-    `train` trains an artifact. `report` is told by each look of all statuses, and in words of what the worker does.
-    `require_room` raises RayError where nothing could be trained here now; it is asked before each take. `full` says,
-    while it has a job that nothing trains, that others' jobs fill its Ray cluster. `leaving` says that this process is
-    to end: what it trains is saved first. `job` is the Ray job that it is, or "".
+    `train` trains an artifact, one of `only` if that is given. `report` gets all statuses at each look, and words on
+    what the worker does. `require_room` raises RayError where nothing could be trained here now; it is called before
+    each take. `leaving` is True once this process is to end: what it trains is saved first. `job` is the Ray job that
+    it is, or "".
     """
 
     def __init__(
@@ -97,15 +82,12 @@ class IslandWorker:
         train: Train,
         report: Report,
         require_room: Callable[[], None] = lambda: None,
-        full: Callable[[], bool] = lambda: False,
         leaving: Callable[[], bool] = lambda: False,
         job: str = "",
-        grace: float = GRACE_SECONDS,
     ):
         self._run, self._keeper, self._board, self._train = run, keeper, board, train
         self._report, self._require_room = report, require_room
-        self._full, self._leaving, self._job = full, leaving, job
-        self._failures, self._promises = _Failures(), Promises(grace)
+        self._leaving, self._job, self._failures = leaving, job, _Failures()
         self._island = keeper.presence.island
         self._idle = IDLE_SECONDS if run.store.local else PAID_IDLE_SECONDS
 
@@ -130,7 +112,6 @@ class IslandWorker:
         warned = False
         while True:
             try:
-                self._keeper.tell(failed=sorted(self._failures.now(time.monotonic()) | self._board.lost))
                 return self._board.look(self._keeper.presence)
             except (StorageError, OSError) as error:
                 if isinstance(error, StorageError) and not error.passes:
@@ -148,14 +129,18 @@ class IslandWorker:
             where = " ".join(filter(None, (view.ahead.host, view.ahead.job)))
             self._wait(view, f"worker {view.ahead.id} of this island is at work on {where}")
             return
-        choice = self._promises.choose(view.jobs, view.workers, self._keeper.id, time.monotonic())
-        if choice.take is not None:
+        jobs, barred = list(view.jobs), self._failures.now(time.monotonic())
+        while True:
+            choice = choose(jobs, view.workers, self._keeper.id, barred)
+            if choice.take is None:
+                break
             self._require_room()
-            self._take(view, choice.take)
-            return
+            if self._take(view, choice.take):
+                return
+            jobs.remove(choice.take)  # another worker was first
         possible = [job for job in view.jobs if not job.obstacle]
         error = self._failures.final([job.artifact for job in possible])
-        if error and not any(job.owner for job in possible):
+        if error and not any(job.holder for job in possible):
             raise error  # others may go on: nothing is left that this island could do
         self._wait(view, choice.reason + (f"; failed here: {error}" if error else ""))
 
@@ -165,28 +150,31 @@ class IslandWorker:
         self._report(view.statuses, f"waits: {reason}")
         time.sleep(self._idle)
 
-    def _take(self, view: View, artifact: Artifact) -> None:
-        """Train the artifact, unless another worker has taken it first."""
-        store = self._run.store
+    def _take(self, view: View, job: OpenJob) -> bool:
+        """Train the job; False if another worker has taken it first."""
+        store, artifact = self._run.store, job.artifact
         begun = Launch(artifact, island=self._island, job=self._job)
+        stopper = _Stopper(store, begun, self._leaving)
         try:
-            # Before the take: whoever lists that reads this afterwards.
+            # Before the take: every worker that lists the take reads this afterwards.
             self._keeper.tell(holds=artifact, waits="")
-            number = self._board.takes(artifact) + 1
             take = json.dumps({"worker": self._keeper.id, "launch": begun.id}).encode()
-            if not store.create(take_key(artifact, number), take):
-                return
-            self._report(view.statuses, f"takes {artifact}")
+            if not store.create(take_key(artifact, self._board.takes(artifact) + 1), take):
+                return False
+            self._report(view.statuses, f"takes {artifact}" + (f" over from {job.holder}" if job.holder else ""))
+            before = TakeOver(self._run, job, self._keeper.id)
+            while not before.done:
+                stopper.require_none()
+                time.sleep(self._idle)
             with noted(store, begun) as launch:
-                stopper = _Stopper(store, launch, take_key(artifact, number + 1), self._leaving)
-                self._train(self._run, launch, partial(self._watch, stopper, Crowd()))
+                stopper.launch = launch
+                self._train(self._run, launch, partial(self._watch, stopper))
             self._report(view.statuses, f"{artifact} is finished")
         except RayError:
             raise
-        except Untrained as error:
-            self._board.lose(artifact)
-            self._report(view.statuses, f"leaves {artifact}: {error}")
         except (Stopped, Superseded) as error:
+            if not stopper.trained:
+                self._failures.add(artifact, error, time.monotonic())  # else two without room would pass it on and on
             self._report(view.statuses, f"leaves {artifact}: {error}")
             time.sleep(self._idle)
         except DDMError as error:
@@ -195,50 +183,50 @@ class IslandWorker:
         finally:
             self._board.list_next()
             with suppress(StorageError):
-                self._keeper.tell(holds="", crowded=False)
+                self._keeper.tell(holds="")
+        return True
 
-    def _watch(self, stopper: "_Stopper", crowd: Crowd, statuses: list[Status]) -> None:
+    def _watch(self, stopper: "_Stopper", statuses: list[Status]) -> None:
         (known,) = statuses
         job = known.job if known.state == "begun" else None
         # A router is light: it is trained at few FLOP/s where an expert is trained at many.
         if job and known.artifact.kind != "router" and (flops := job.value("flops_per_second")):
             self._keeper.tell(speed=float(f"{flops:.1g}"))  # roughly: each change is a request
         self._report(statuses, f"trains {known.artifact}")
-        if (trained := stopper.look(known)) is not None:
-            self._keeper.tell(crowded=crowd.lasts(not trained and self._full(), time.monotonic()))
+        stopper.look(known)
 
 
 class _Stopper:
     """Ends a launch that is to leave: by a request on storage, which its workers heed once their state is saved.
 
-    `next_take` is the key by which another worker takes the artifact from this one.
+    `trained`: an attempt of the launch has been seen to train.
     """
 
-    def __init__(self, store: Store, launch: Launch, next_take: str, leaving: Callable[[], bool]):
-        self._store, self._launch, self._next_take, self._leaving = store, launch, next_take, leaving
+    def __init__(self, store: Store, launch: Launch, leaving: Callable[[], bool]):
+        self.launch, self.trained = launch, False
+        self._store, self._leaving = store, leaving
         self._looked, self._stopping = time.monotonic(), False
 
-    def look(self, known: Status) -> bool | None:
-        """Look each LOOK_SECONDS whether it is to leave; True if the launch trains, None: it wasn't time to look.
-
-        Raises Stopped where it is and nothing is trained that could be saved, and Untrained where another worker has
-        taken what nothing trains here.
-        """
+    def look(self, known: Status) -> None:
+        """Each LOOK_SECONDS look whether the launch is to end. Raises Stopped where nothing could be saved."""
         leaving = self._leaving() and not self._stopping
         if time.monotonic() - self._looked < LOOK_SECONDS and not leaving:
-            return None
+            return
         self._looked = time.monotonic()
-        artifact = self._launch.artifact
-        begun = known.state == "begun" and known.job is not None and known.job.attempt > self._launch.after
-        trained = begun and (known.silent_seconds or 0.0) <= GRACE_SECONDS
-        why = "its process is to end" if self._leaving() else asked(self._store, drain_key(self._launch.island))
-        if why and trained and not self._stopping:
-            ask(self._store, launch_stop_key(self._launch), why)
-            self._stopping = True
-        elif why and not trained:
-            raise Stopped(f"{artifact} is left with nothing to save, {why}")
-        elif not trained:
-            StopRequests(self._store, artifact, None).require_none()
-            if self._store.exists(self._next_take):
-                raise Untrained(f"{artifact}: another island has taken it, for nothing trained it here")
-        return trained
+        begun = known.state == "begun" and known.job is not None and known.job.attempt > self.launch.after
+        if begun and known.job and (known.silent_seconds or 0.0) <= known.job.lease_seconds(LEASE_SECONDS):
+            self.trained = True
+            if not self._stopping and (why := self._why()):
+                ask(self._store, launch_stop_key(self.launch), why)
+                self._stopping = True
+        else:
+            self.require_none()
+
+    def require_none(self) -> None:
+        """Raise Stopped if this worker, the job or the launch is to end."""
+        if why := self._why():
+            raise Stopped(f"{self.launch.artifact} is left with nothing to save, {why}")
+        StopRequests(self._store, self.launch.artifact, self.launch).require_none()
+
+    def _why(self) -> str | None:
+        return "its process is to end" if self._leaving() else asked(self._store, drain_key(self.launch.island))

@@ -83,7 +83,7 @@ class Mlp(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """tokens_BND look at those of text_BLD whose mask_BL is true, one a row at least."""
+    """tokens_BND look at those of text_BLD where mask_BL is true, one a row at least."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
 from ddm_ray.models.embedder_networks import rgb
-from ddm_ray.models.embedders import batches
+from ddm_ray.models.embedders import row_slices
 
 BATCH = 64
 
@@ -31,20 +31,20 @@ class Clip:
         except ImportError:
             raise ConfigError(f"{field} needs transformers: install it with: pip install 'ddm-ray[text]'") from None
         third_party.require_config(name, field)
-        kind = third_party.load(transformers.AutoConfig, name, field).model_type
+        kind = third_party.load_pretrained(transformers.AutoConfig, name, field).model_type
         if kind != "clip":
             raise ConfigError(f"{field} {name}: is a {kind}, not a CLIP of images and texts")
         arguments = {"dtype": torch.float32}
-        model = third_party.load_model(transformers.CLIPModel, name, field, arguments=arguments)
-        tokenizer = third_party.load(transformers.AutoTokenizer, name, field)
-        return cls(model, tokenizer, third_party.load(transformers.AutoImageProcessor, name, field), device)
+        model = third_party.load_pretrained_model(transformers.CLIPModel, name, field, arguments=arguments)
+        tokenizer = third_party.load_pretrained(transformers.AutoTokenizer, name, field)
+        return cls(model, tokenizer, third_party.load_pretrained(transformers.AutoImageProcessor, name, field), device)
 
     @torch.inference_mode()
     def texts(self, captions: Sequence[str]) -> Tensor:
         """Unit vectors (N, D), float32, on the CPU; what is longer than its context is cut off, as CLIP does."""
         longest = self._model.config.text_config.max_position_embeddings
         parts = []
-        for rows in batches(len(captions), BATCH):
+        for rows in row_slices(len(captions), BATCH):
             tokens = self._tokenizer(
                 [*captions[rows]], padding=True, truncation=True, max_length=longest, return_tensors="pt"
             )
@@ -56,7 +56,7 @@ class Clip:
     def images(self, pixels_NHWC: np.ndarray) -> Tensor:
         """Unit vectors (N, D), float32, on the CPU, of uint8 images; grey ones are taken as RGB."""
         parts = []
-        for rows in batches(len(pixels_NHWC), BATCH):
+        for rows in row_slices(len(pixels_NHWC), BATCH):
             images = list(rgb(pixels_NHWC[rows]))
             inputs = self._processor(images=images, return_tensors="pt", input_data_format="channels_last")
             values = inputs["pixel_values"].to(self._device, torch.float32)

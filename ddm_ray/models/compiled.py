@@ -27,7 +27,7 @@ def compile_blocks(model: nn.Module) -> None:
     Code is made at the first call, and again for each other shape. Networks of one size share it, and it is made in
     seconds however deep they are.
     """
-    for blocks in _lists_of_blocks(model):
+    for blocks in lists_of_blocks(model):
         for block in blocks:
             block.compile(dynamic=False)
 
@@ -38,10 +38,10 @@ def call_uncompiled(model: nn.Module) -> None:
         module._compiled_call_impl = None
 
 
-def _lists_of_blocks(model: nn.Module) -> Iterator[nn.ModuleList]:
+def lists_of_blocks(model: nn.Module) -> Iterator[nn.ModuleList]:
     """Lists that are outermost in it, which is where our networks and diffusers' keep their blocks."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield child
         else:
-            yield from _lists_of_blocks(child)
+            yield from lists_of_blocks(child)

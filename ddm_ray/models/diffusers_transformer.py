@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.errors import ConfigError, SamplingError
+from ddm_ray.models.network import Network
 from ddm_ray.spelling import one_line
 
 NAMES = ("FluxTransformer2DModel", "PixArtTransformer2DModel", "SD3Transformer2DModel")
 TIMESTEPS = 1000
 PACKING = 2  # FLUX sees squares of 2 x 2 latents as one token
 GUIDANCE = 1.0  # for FLUX models distilled with guidance: none
-PIXELS_PER_LATENT = 8  # PixArt is told the size of the image, not of its latents
+PIXELS_PER_LATENT = 8  # PixArt takes the size of the image, not of its latents
 
 
-class DiffusersTransformer(nn.Module):
+class DiffusersTransformer(Network):
     """(x_BCHW, t_B in [0, 1], Text) -> what the network predicts, (B, C, H, W), on its own path.
 
     `name` is a class of diffusers, `arguments` its constructor's. Of a PixArt that predicts a variance too, the
@@ -31,7 +32,7 @@ class DiffusersTransformer(nn.Module):
 
     def __init__(self, name: str, arguments: dict[str, Any]) -> None:
         super().__init__()
-        self.config: dict[str, Any] = {"name": name, "arguments": dict(arguments)}
+        self.config = {"name": name, "arguments": dict(arguments)}
         self.name = name
         if name not in NAMES:
             raise ConfigError(f"no adapter for diffusers' {name!r}: use one of {', '.join(NAMES)}")
@@ -44,8 +45,8 @@ class DiffusersTransformer(nn.Module):
         except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:  # what their constructors raise
             raise ConfigError(f"{name} can't be built from its arguments: {one_line(error, 200)}") from error
         built: Any = self.transformer.config
-        self.text_dim: int | None = built.get("joint_attention_dim", built.get("caption_channels"))
-        self.pooled_dim: int | None = built.get("pooled_projection_dim")
+        self.text_dim = built.get("joint_attention_dim", built.get("caption_channels"))
+        self.pooled_dim = built.get("pooled_projection_dim")
 
     def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
         if not isinstance(condition, Text):
@@ -74,7 +75,7 @@ class DiffusersTransformer(nn.Module):
         num_rows, _, height, width = x_BCHW.shape
         guided = self.transformer.config.guidance_embeds  # type: ignore[union-attr]
         output_BNE = self.transformer(
-            hidden_states=pack(x_BCHW),
+            hidden_states=pack_squares(x_BCHW),
             timestep=t_B,
             encoder_hidden_states=tokens_BLE,
             pooled_projections=pooled_BP,
@@ -83,7 +84,7 @@ class DiffusersTransformer(nn.Module):
             guidance=t_B.new_full((num_rows,), GUIDANCE) if guided else None,
             return_dict=False,
         )[0]
-        return unpack(output_BNE, height, width)
+        return unpack_squares(output_BNE, height, width)
 
     def _pixart(self, x_BCHW: Tensor, t_B: Tensor, tokens_BLE: Tensor, mask_BL: Tensor) -> Tensor:
         num_rows, channels, height, width = x_BCHW.shape
@@ -107,13 +108,13 @@ class DiffusersTransformer(nn.Module):
         return output[:, :channels]
 
 
-def pack(x_BCHW: Tensor) -> Tensor:
+def pack_squares(x_BCHW: Tensor) -> Tensor:
     """Squares of 2 x 2 as tokens, row by row: (B, H/2 * W/2, 4 C), channel-major within a token."""
     return F.pixel_unshuffle(x_BCHW, PACKING).flatten(2).transpose(1, 2)
 
 
-def unpack(tokens_BNE: Tensor, height: int, width: int) -> Tensor:
-    """The inverse of `pack`: (B, C, height, width)."""
+def unpack_squares(tokens_BNE: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of `pack_squares`: (B, C, height, width)."""
     squares = tokens_BNE.transpose(1, 2).unflatten(2, (height // PACKING, width // PACKING))
     return F.pixel_shuffle(squares, PACKING)
 

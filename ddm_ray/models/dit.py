@@ -24,6 +24,7 @@ from ddm_ray.models.blocks import (
     TableModulation,
     layer_norm,
 )
+from ddm_ray.models.network import Network
 
 TIME_FREQUENCIES = 128
 
@@ -91,6 +92,18 @@ class Trunk(nn.Module):
         positions_1ND = position_table(self.grid, width).to(torch.get_default_device())
         self.register_buffer("positions_1ND", positions_1ND, persistent=False)
         self._initialise()
+
+    def fill_table(self) -> None:
+        """Make the table of positions, which no file of weights holds."""
+        self.positions_1ND = position_table(self.grid, self.positions_1ND.shape[2])
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Have training keep each block's input alone and compute the rest twice."""
+        self.checkpoint_activations = True
+
+    def disable_gradient_checkpointing(self) -> None:
+        """Have training keep all activations."""
+        self.checkpoint_activations = False
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -161,12 +174,14 @@ class Trunk(nn.Module):
         return condition
 
 
-class DiT(nn.Module):
+class DiT(Network):
     """Velocity network: x_BCHW (C, image_size, image_size), t_B in [0, 1], condition -> velocity_BCHW.
 
     Takes the trunk's arguments. Zero at initialisation. `analytic_skip` s adds the best velocity for data ~ N(0, s^2),
     which takes the linear part off the network (linear path, velocity prediction). ConfigError for s <= 0.
     """
+
+    parts = (Trunk,)
 
     def __init__(self, *, analytic_skip: float | None = None, **trunk: Any) -> None:
         super().__init__()
@@ -174,7 +189,7 @@ class DiT(nn.Module):
             raise ConfigError(f"analytic_skip is {analytic_skip}: use the data's standard deviation, above 0")
         self.analytic_skip = analytic_skip
         self.trunk = Trunk(**trunk)
-        self.config: dict[str, Any] = {**self.trunk.config, "analytic_skip": analytic_skip}
+        self.config = {**self.trunk.config, "analytic_skip": analytic_skip}
         self.text_dim = self.trunk.text_dim
         self.head = nn.Linear(self.config["width"], self.config["channels"] * self.config["patch_size"] ** 2)
         nn.init.zeros_(self.head.weight)
@@ -210,19 +225,6 @@ def image_of(patches_BNP: Tensor, patch_size: int, grid: int) -> Tensor:
     """The inverse of `patches` where all are kept, of grid x grid patches: x_BCHW."""
     squares_BhwCpp = patches_BNP.unflatten(1, (grid, grid)).unflatten(3, (-1, patch_size, patch_size))
     return squares_BhwCpp.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
-
-
-def checkpoint_activations(model: nn.Module, on: bool = True) -> None:
-    """Have a DiT, a Router or a transformer of diffusers keep fewer activations in training and compute them twice.
-
-    Losses and gradients stay what they are; a switch of the module, no part of its spec.
-    """
-    switch = "enable_gradient_checkpointing" if on else "disable_gradient_checkpointing"
-    for module in model.modules():
-        if isinstance(module, Trunk):
-            module.checkpoint_activations = on
-        elif callable(of_diffusers := getattr(module, switch, None)):
-            of_diffusers()
 
 
 def time_features(t_B: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ddm_ray.config import EmbedderConfig
 from ddm_ray.core.transfer import frozen_dtype, sent, upload
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.models import lite0, third_party
-from ddm_ray.models.embedders import Embedder, batches
+from ddm_ray.models.embedders import Embedder, row_slices
 from ddm_ray.models.fingerprints import fingerprint_of
 
 OTHER_HALF = ("text_model.", "text_projection.", "logit_scale", "logit_bias")
@@ -87,7 +87,7 @@ class TimmEmbedder:
             self._model = model.eval().to(device, self._dtype)
             self.dim = _probe(self)
         except Exception as error:  # timm passes on whatever its hub, readers and models raise
-            mend = f"begin a run whose {field}.model_args fit the file"
+            mend = f"begin a run with {field}.model_args that fit the file"
             if config.checkpoint is None:
                 mend = f"without a network, begin a run with {field}.checkpoint set to a file of its weights"
             raise DataError(
@@ -129,7 +129,7 @@ class TransformersEmbedder:
             ) from None
         name, what = config.model, field
         third_party.require_config(name, what)
-        about = third_party.load(transformers.AutoConfig, name, what)
+        about = third_party.load_pretrained(transformers.AutoConfig, name, what)
         saved = (about.architectures or [""])[0]
         kind_name, ignored = IMAGE_CLASSES.get(saved, (None, ()))
         kind: Any = getattr(transformers, kind_name) if kind_name else transformers.MODEL_MAPPING.get(type(about), None)
@@ -144,8 +144,8 @@ class TransformersEmbedder:
             ignored = ("classifier.", "head.")
             if saved.startswith("ViT"):
                 arguments.setdefault("add_pooling_layer", False)
-        model = third_party.load_model(kind, name, what, ignored, arguments).eval()
-        self._processor = third_party.load(transformers.AutoImageProcessor, name, what)
+        model = third_party.load_pretrained_model(kind, name, what, ignored, arguments).eval()
+        self._processor = third_party.load_pretrained(transformers.AutoImageProcessor, name, what)
         self._batch_size, self._device, self._dtype = config.batch_size, device, _precision(device, exact)
         self.fingerprint = fingerprint_of(model, self._processor.to_json_string())
         self._model = model.to(device, self._dtype)
@@ -222,7 +222,7 @@ def _in_batches(embed: Callable[[np.ndarray], Tensor], pixels_NHWC: np.ndarray, 
     # fp32 is fp32: by itself cuDNN would round what it convolves to TF32's 10 bits.
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         # Copies: Ray's arrays can't be written to, and torch warns of them.
-        parts = [embed(np.array(rgb(pixels_NHWC[rows]))) for rows in batches(len(pixels_NHWC), size)]
+        parts = [embed(np.array(rgb(pixels_NHWC[rows]))) for rows in row_slices(len(pixels_NHWC), size)]
         embeddings_ND: np.ndarray = torch.cat(parts).float().cpu().numpy()
     return embeddings_ND
 

@@ -71,7 +71,7 @@ class PixelEmbedder:
 
     @classmethod
     def fit(cls, pixels_NHWC: np.ndarray, dim: int) -> "PixelEmbedder":
-        """Principal components of sample images, whose order matters to the last bits: sort them by id.
+        """Principal components of sample images. Their order matters to the last bits: sort them by id.
 
         Raises DataError if the images have fewer values than `dim`, or there are fewer images.
         """
@@ -113,14 +113,14 @@ class PixelEmbedder:
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         """embeddings_ND float32; a row's bits don't depend on the rows beside it."""
         embeddings_ND = np.empty((len(pixels_NHWC), self.dim), np.float32)
-        for rows in batches(len(pixels_NHWC), max(1, BLOCK_VALUES // len(self.mean_P))):
+        for rows in row_slices(len(pixels_NHWC), max(1, BLOCK_VALUES // len(self.mean_P))):
             centred_BP = _flat(pixels_NHWC[rows]) - self.mean_P
             # einsum sums each row in one fixed order; a matrix product's order depends on the batch.
             embeddings_ND[rows] = np.einsum("bp,dp->bd", centred_BP, self.components_DP)
         return embeddings_ND
 
 
-def batches(num_rows: int, size: int) -> Iterator[slice]:
+def row_slices(num_rows: int, size: int) -> Iterator[slice]:
     """Slices of so many rows, the last of what is left."""
     return (slice(start, start + size) for start in range(0, num_rows, size))
 

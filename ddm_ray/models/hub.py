@@ -35,7 +35,7 @@ def out_of_reach(name: str) -> str | None:
 
     None where it can, or where only its own library tells.
     """
-    if folder_of(name) is not None:
+    if network_folder(name) is not None:
         return None
     from huggingface_hub import constants, get_session, hf_hub_url
     from huggingface_hub.errors import HTTPError
@@ -84,9 +84,9 @@ def _networks(config: RunConfig) -> Iterator[HubNetwork]:
             yield HubNetwork(field, name, f"begin a run with {field} set to a folder that has it")
 
 
-def folder_of(name: str) -> Path | None:
+def network_folder(name: str) -> Path | None:
     """The folder that a network's name is, or in which this machine's cache has it; None if there is none."""
-    if os.path.isdir(name):  # False, too, where nobody may look
+    if os.path.isdir(name):  # False, too, in a folder without permission
         return Path(name)
     if not _names_a_repository(name):
         return None

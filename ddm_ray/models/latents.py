@@ -10,7 +10,7 @@ from ddm_ray.config import LatentsConfig
 from ddm_ray.errors import ConfigError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
-from ddm_ray.models.hub import folder_of
+from ddm_ray.models.hub import network_folder
 from ddm_ray.remedies import Begin
 
 
@@ -30,14 +30,14 @@ class Latents:
             from diffusers import AutoencoderKL
         except ImportError:
             raise ConfigError("latents need diffusers: install it with: pip install 'ddm-ray[diffusers]'") from None
-        autoencoder = third_party.load_model(AutoencoderKL, name, "autoencoder")
+        autoencoder = third_party.load_pretrained_model(AutoencoderKL, name, "autoencoder")
         own = autoencoder.config
         scale = own.scaling_factor if scale is None else scale
         return cls(autoencoder, scale, (own.shift_factor or 0.0) if shift is None else shift)
 
     @classmethod
     def from_config(cls, config: LatentsConfig, known: str | None = None) -> Self:
-        """The autoencoder of a run, whose fingerprint is `known` if it has made rows already.
+        """The autoencoder of a run; its fingerprint is `known` if it has made rows already.
 
         ConfigError as `from_pretrained`, and for another downsampling than the run's; DriftError for another network.
         """
@@ -81,7 +81,7 @@ class Latents:
 
 
 def require_sizes(config: LatentsConfig, about: Mapping[str, Any], channels: int | None = None) -> None:
-    """Raise ConfigError for an autoencoder whose own configuration says other sizes than the run's, where it says them.
+    """Raise ConfigError if an autoencoder's own configuration names other sizes than the run's.
 
     `channels`: those of the run's latents; None: any.
     """
@@ -97,9 +97,9 @@ def require_sizes(config: LatentsConfig, about: Mapping[str, Any], channels: int
         raise ConfigError(f"autoencoder {config.autoencoder} makes {own} channels, not {channels}", fix)
 
 
-def require_known_sizes(config: LatentsConfig, channels: int) -> None:
+def require_known_autoencoder(config: LatentsConfig, channels: int) -> None:
     """`require_sizes` of the folder, or what this machine's cache has; of an autoencoder elsewhere nothing is known."""
-    folder = folder_of(config.autoencoder)
+    folder = network_folder(config.autoencoder)
     if folder is not None and (folder / third_party.CONFIG).is_file():  # else loading it says so
         require_sizes(config, third_party.read_json(folder / third_party.CONFIG), channels)
 

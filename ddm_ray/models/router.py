@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.models.dit import Trunk
+from ddm_ray.models.network import Network
 
 
-class Router(nn.Module):
+class Router(Network):
     """x_BCHW, t_B in [0, 1], condition -> logits_BK; takes the trunk's arguments. Uniform at initialisation."""
+
+    parts = (Trunk,)
 
     def __init__(self, *, num_experts: int, **trunk: Any) -> None:
         super().__init__()
         self.trunk = Trunk(**trunk)
-        self.config: dict[str, Any] = {"num_experts": num_experts, **self.trunk.config}
+        self.config = {"num_experts": num_experts, **self.trunk.config}
         self.text_dim = self.trunk.text_dim
         width = self.config["width"]
         self.cls_D = nn.Parameter(torch.empty(width))

@@ -1,4 +1,4 @@
-"""Rows of zeros as a network takes them, for who counts or compiles and has no use for their values."""
+"""Rows of zeros as a network takes them, where a count or a compiler has no use for values."""
 
 import torch
 from torch import Tensor, nn

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ddm_ray.config import DenoiserConfig, DiffusersConfig, RunConfig
+from ddm_ray.config import NetworkConfig, RunConfig
+from ddm_ray.config.networks import shape_arguments
 
 
 def spec_of(config: RunConfig, kind: str) -> dict[str, Any]:
@@ -12,29 +13,16 @@ def spec_of(config: RunConfig, kind: str) -> dict[str, Any]:
     return denoiser_spec(config, config.student_model if kind == "student" else None)
 
 
-def denoiser_spec(config: RunConfig, model: DenoiserConfig | DiffusersConfig | None = None) -> dict[str, Any]:
+def denoiser_spec(config: RunConfig, model: NetworkConfig | None = None) -> dict[str, Any]:
     """The spec of a denoiser: {"class", "config"}, and "flow" if not linear velocity. No `model`: an expert's."""
     model = model or config.expert.model
-    if isinstance(model, DiffusersConfig):
-        arguments = {**model.arguments, **model.shape_arguments(config.data)}
-        return _spec("DiffusersTransformer", {"name": model.name, "arguments": arguments}, config)
-    return _spec("DiT", {**_shape(config), **model.model_dump()}, config)
+    return _spec(model.kind(), model.arguments_for(config.data), config)
 
 
 def router_spec(config: RunConfig) -> dict[str, Any]:
     """The spec of the router, as `denoiser_spec`: it sees x_t of the same path."""
-    num_experts = config.partition.num_clusters
-    return _spec("Router", {"num_experts": num_experts, **_shape(config), **config.router.model.model_dump()}, config)
-
-
-def _shape(config: RunConfig) -> dict[str, Any]:
-    data = config.data
-    return {
-        "image_size": data.image_size,
-        "channels": data.channels,
-        "num_classes": data.num_classes,
-        "text_dim": None if data.text is None else data.text.dim,
-    }
+    size = {"num_experts": config.partition.num_clusters, **shape_arguments(config.data)}
+    return _spec("Router", size | config.router.model.model_dump(), config)
 
 
 def _spec(name: str, arguments: dict[str, Any], config: RunConfig) -> dict[str, Any]:

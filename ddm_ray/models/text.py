@@ -18,7 +18,7 @@ from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.models import third_party
 from ddm_ray.models.fingerprints import fingerprint_of, require_same_network
 from ddm_ray.models.flops import num_parameters
-from ddm_ray.models.hub import folder_of
+from ddm_ray.models.hub import network_folder
 from ddm_ray.models.text_tokens import encode_ids, tokenize
 from ddm_ray.remedies import Begin
 
@@ -65,12 +65,12 @@ class TextEncoder:
         kind, what = _kind(name), "text encoder"
         import transformers
 
-        tokenizer = third_party.load(transformers.AutoTokenizer, name, what)
-        return cls(tokenizer, third_party.load_model(kind, name, what, OTHER_HALF), tokens, pooled)
+        tokenizer = third_party.load_pretrained(transformers.AutoTokenizer, name, what)
+        return cls(tokenizer, third_party.load_pretrained_model(kind, name, what, OTHER_HALF), tokens, pooled)
 
     @classmethod
     def from_config(cls, config: TextConfig, known: str | None = None) -> Self:
-        """The encoder (or two) of a run, whose fingerprint is `known` if it has made rows already.
+        """The encoder (or two) of a run; its fingerprint is `known` if it has made rows already.
 
         Its texts have the shape that the configuration says: a pooled vector only with `pooled_dim`. ConfigError as
         `from_pretrained`, and for other sizes than the run's; DriftError for another network.
@@ -144,22 +144,16 @@ def known_parameters(config: TextConfig) -> int | None:
 
     Only configurations are read, of folders or what this machine's cache has.
     """
-    folders = [folder_of(name) for name in _names(config)]
+    folders = [network_folder(name) for name in _names(config)]
     try:
         return sum(_parameters(str(folder)) for folder in folders) if all(folders) else None
-    except DDMError:  # who loads it says what is wrong
+    except DDMError:  # loading it says what is wrong
         return None
 
 
-def known_flops_per_row(config: TextConfig) -> int | None:
-    """FLOPs of encoding a row's texts, 2 a parameter and token, a little more than they are; None as above."""
-    parameters = known_parameters(config)
-    return None if parameters is None else 2 * parameters * config.tokens
-
-
-def require_known_sizes(config: TextConfig) -> None:
+def require_known_encoders(config: TextConfig) -> None:
     """Raise ConfigError for a text encoder of other sizes than the run's, where this machine can tell, as above."""
-    folders = [folder_of(name) for name in _names(config)]
+    folders = [network_folder(name) for name in _names(config)]
     if all(folders) and find_spec("transformers"):  # else loading it says so
         _require_sizes(config, *(_about(str(folder)) for folder in folders))
 
@@ -206,7 +200,7 @@ def _parameters(folder: str) -> int:
 
 def _about(name: str) -> Any:
     """The configuration of the text model that a folder, or a name of the hub, has, as transformers reads it."""
-    return third_party.load(_kind(name).config_class, name, "text encoder")
+    return third_party.load_pretrained(_kind(name).config_class, name, "text encoder")
 
 
 def _kind(name: str) -> Any:
@@ -217,7 +211,7 @@ def _kind(name: str) -> Any:
         raise ConfigError("texts need transformers: install it with: pip install 'ddm-ray[text]'") from None
     what = "text encoder"
     third_party.require_config(name, what)
-    kind = third_party.load(transformers.AutoConfig, name, what).model_type
+    kind = third_party.load_pretrained(transformers.AutoConfig, name, what).model_type
     if kind not in MODELS:
         raise ConfigError(f"{what} {name}: is a {kind}, use one of {', '.join(MODELS)}")
     return getattr(transformers, MODELS[kind])

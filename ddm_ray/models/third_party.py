@@ -41,15 +41,15 @@ CODE = frozenset(
 """Fields by which these libraries run or fetch code, or kernels."""
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "merges.txt", "spiece.model"})
 READ = frozenset({CONFIG, *(file for file, _, _ in NAMED.values())})
-"""Files of JSON that are objects, or nobody's."""
+"""Files of JSON that hold an object."""
 ADAPTER = "adapter_config.json"
-MOST_DRAWN = 1 << 27
+MAX_DRAWN = 1 << 27
 """Numbers that are drawn at random where files lack them, to tell which are lacking."""
-MOST_BYTES, MOST_TEXT, MOST_LAYERS = 1 << 24, 1 << 26, 1000
+MAX_BYTES, MAX_TEXT, MAX_LAYERS = 1 << 24, 1 << 26, 1000
 """Of JSON, of a vocabulary; layers of a model, and items of a list in its config."""
 
 
-def load_model(
+def load_pretrained_model(
     kind: Any, name: str, what: str, ignored: Sequence[str] = (), arguments: Mapping[str, Any] | None = None
 ) -> Any:
     """`kind.from_pretrained(name, **arguments)`: from a folder, without network, or the hub; of safetensors alone.
@@ -62,7 +62,7 @@ def load_model(
         _require_modest(kind, name, what, _numbers_of(Path(name)))
     # Sizes are compared here, since the libraries' own errors don't say which tensor it is.
     settings = {"output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
-    model, report = load(kind, name, what, **{**(arguments or {}), **settings})
+    model, report = load_pretrained(kind, name, what, **{**(arguments or {}), **settings})
     unknown = [key for key in report["unexpected_keys"] if not key.startswith(tuple(ignored))]
     for problem, keys in (
         ("lacks the tensor", report["missing_keys"]),
@@ -74,7 +74,7 @@ def load_model(
     return model
 
 
-def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
+def load_pretrained(kind: Any, name: str, what: str, **settings: Any) -> Any:
     """`kind.from_pretrained(name, **settings)`. CorruptArtifact for a folder, ConfigError for another name.
 
     The latter passes where it is the way to the hub that failed.
@@ -89,7 +89,7 @@ def load(kind: Any, name: str, what: str, **settings: Any) -> Any:
         settings["trust_remote_code"] = False
     try:
         loaded = kind.from_pretrained(name, **settings)
-    except Exception as error:  # a border: nobody promises what these libraries raise for files that are unfit
+    except Exception as error:  # these libraries promise no kind of error for unfit files
         if local:
             raise CorruptArtifact(f"{what} {name}: can't be loaded ({brief(error)}); fetch it again") from error
         refused = ConfigError(f"{what} {name}: {brief(error)}")
@@ -151,7 +151,7 @@ def require_inert(folder: Path, what: str) -> None:
                 f"{what} {path}: code or an adapter, and neither is run; name a folder of a model alone"
             )
         if path.name in VOCABULARIES:
-            require_size(path, MOST_TEXT)
+            require_size(path, MAX_TEXT)
         elif path.suffix == ".json":
             require_size(path)
             # These libraries read no lists, which other tools leave beside a model.
@@ -177,9 +177,9 @@ def require_plain(fields: dict[str, Any], path: Path) -> None:
     while values:
         value = values.pop()
         if isinstance(value, list):
-            if path.name == CONFIG and len(value) > MOST_LAYERS:
+            if path.name == CONFIG and len(value) > MAX_LAYERS:
                 raise CorruptArtifact(
-                    f"{path}: has a list of {len(value)} items, {MOST_LAYERS} are allowed; fetch it again"
+                    f"{path}: has a list of {len(value)} items, {MAX_LAYERS} are allowed; fetch it again"
                 )
             values += value
             continue
@@ -189,8 +189,8 @@ def require_plain(fields: dict[str, Any], path: Path) -> None:
         if code := sorted(name for name in CODE & value.keys() if value[name]):
             raise CorruptArtifact(f"{path}: has {code[0]}, and code of others isn't run; name a model that needs none")
         for name, count in value.items():
-            if re.search("layers|depth|blocks", name) and isinstance(count, int) and count > MOST_LAYERS:
-                raise CorruptArtifact(f"{path}: {name[:60]} is {count:.3g}, {MOST_LAYERS} is the most; fetch it again")
+            if re.search("layers|depth|blocks", name) and isinstance(count, int) and count > MAX_LAYERS:
+                raise CorruptArtifact(f"{path}: {name[:60]} is {count:.3g}, {MAX_LAYERS} is the most; fetch it again")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def parse_json(data: bytes, where: object) -> dict[str, Any]:
         raise CorruptArtifact(f"{where}: {error}; fetch it again") from None
 
 
-def require_size(path: Path, most: int = MOST_BYTES) -> None:
+def require_size(path: Path, most: int = MAX_BYTES) -> None:
     """CorruptArtifact for a file of more bytes, or one that is none: a pipe would be read for ever. OSError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -257,7 +257,7 @@ def _require_modest(kind: Any, name: str, what: str, held: int) -> None:
         raise CorruptArtifact(f"{what} {name}: can't be loaded ({brief(error)}); fetch it again") from error
     except Exception:  # loading it says what is wrong
         return
-    if numbers > 2 * held + MOST_DRAWN:
+    if numbers > 2 * held + MAX_DRAWN:
         raise CorruptArtifact(
             f"{what} {name}: is of {numbers} numbers by its {CONFIG}, and its files hold {held}; fetch it again"
         )

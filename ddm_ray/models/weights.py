@@ -3,11 +3,10 @@
 A spec may say under "flow" which path and prediction its network was trained for; no network is built from it.
 """
 
-import importlib
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from inspect import Parameter, signature
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import torch
@@ -17,15 +16,12 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ddm_ray.config.networks import NETWORKS
 from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
-from ddm_ray.models.dit import Trunk, position_table
+from ddm_ray.models.network import Network, fill_tables
 
 # Imported only when a spec names one: diffusers is an extra.
-MODELS = {
-    "DiT": "ddm_ray.models.dit",
-    "Router": "ddm_ray.models.router",
-    "DiffusersTransformer": "ddm_ray.models.diffusers_transformer",
-}
+MODELS = {name: settings.code for name, settings in NETWORKS.items()} | {"Router": "ddm_ray.models.router:Router"}
 
 
 LINEAR = {"path": "linear", "prediction": "velocity"}
@@ -40,7 +36,7 @@ class Configured(Protocol):
     config: dict[str, Any]
 
 
-def describe(model: Configured) -> dict[str, Any]:
+def spec_of_model(model: Configured) -> dict[str, Any]:
     """The spec that `build` makes the same architecture from."""
     return {"class": type(model).__name__, "config": dict(model.config)}
 
@@ -49,7 +45,7 @@ def build(spec: dict[str, Any], device: str = "cpu", filled: bool = True) -> nn.
     """A freshly initialised model of this spec; CorruptArtifact if the spec isn't one of ours.
 
     On device "meta" it has shapes and names but no memory: enough to count, and to plan. Not `filled`, its parameters
-    are whatever memory holds: for who reads all of them next.
+    are whatever memory holds, for a caller that reads all of them next.
     """
     name, config = spec.get("class"), spec.get("config")
     if name not in MODELS or not isinstance(config, dict):
@@ -69,21 +65,18 @@ def build(spec: dict[str, Any], device: str = "cpu", filled: bool = True) -> nn.
         return model_class(**config)
 
 
-def completed(spec: Mapping[str, Any]) -> dict[str, Any]:
+def complete_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The spec as JSON has it, with all that it leaves to its class, and the flow that it leaves out."""
     config = spec.get("config")
     if spec.get("class") not in MODELS or not isinstance(config, dict):
         return dict(spec)
-    takes = dict(signature(_class_of(spec["class"])).parameters)
-    if "trunk" in takes:
-        takes |= signature(Trunk).parameters
-    defaults = {name: each.default for name, each in takes.items() if each.default is not Parameter.empty}
+    defaults = _class_of(spec["class"]).defaults()
     full: dict[str, Any] = json.loads(json.dumps({"flow": LINEAR, **spec, "config": {**defaults, **config}}))
     return full
 
 
-def _class_of(name: str) -> type[nn.Module]:
-    model_class: type[nn.Module] = getattr(importlib.import_module(MODELS[name]), name)
+def _class_of(name: str) -> type[Network]:
+    model_class: type[Network] = resolve_name(MODELS[name])
     return model_class
 
 
@@ -106,7 +99,7 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def to_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]) -> tuple[bytes, str]:
+def weights_as_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]) -> tuple[bytes, str]:
     """(safetensors bytes, spec as JSON) of a model or of a state dict of its shape, such as an EMA."""
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     # Cloned, since safetensors refuses tensors that share memory.
@@ -114,7 +107,7 @@ def to_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]
     return tensors_to_bytes(tensors), json.dumps(spec, indent=2, sort_keys=True)
 
 
-def load(spec: dict[str, Any], weights: bytes) -> nn.Module:
+def load_model(spec: dict[str, Any], weights: bytes) -> nn.Module:
     """The model of `spec` with these weights, in eval mode, on the CPU.
 
     CorruptArtifact names the tensor that is missing, unknown or of another shape.
@@ -127,24 +120,25 @@ def load(spec: dict[str, Any], weights: bytes) -> nn.Module:
 
 
 def from_state(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-    """Make the network from tensors by name, as `load` does: taken out of `tensors` one by one, none is held twice."""
+    """Make the network from tensors by name, as `load_model` does.
+
+    They are taken out of `tensors` one by one, so that none is held twice.
+    """
     # Without memory first: to initialise a large network takes longer than to read it.
     model = build(spec, "meta")
     expected = model.state_dict()
     _check(expected, tensors, spec["class"])
-    require_finite(tensors)
+    require_finite_weights(tensors)
     # Copied into memory aligned as torch's own, so that a loaded model computes to the bit what the saved one did.
     state = {name: tensors.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
-    for module in model.modules():
-        if isinstance(module, Trunk):
-            module.positions_1ND = position_table(module.grid, module.positions_1ND.shape[2])
+    fill_tables(model)
     if any(buffer.is_meta for name, buffer in model.named_buffers() if name not in state):
         model = build(spec)
     model.load_state_dict(state, assign=True)
     return model.eval()
 
 
-def require_finite(tensors: Mapping[str, Tensor]) -> None:
+def require_finite_weights(tensors: Mapping[str, Tensor]) -> None:
     """Raise CorruptArtifact for a tensor with a number that isn't finite."""
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):

@@ -1,4 +1,4 @@
-"""Acceptance of what islands have made: looked at byte by byte, then it counts for whoever builds on it."""
+"""Acceptance of what islands have made: checked byte by byte, before anything builds on it."""
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models.spec import spec_of
@@ -10,7 +10,7 @@ from ddm_ray.storage.published import Weights
 from ddm_ray.storage.run import Run
 
 
-def accept(run: Run, artifact: Artifact, replace: bool = False) -> Manifest:
+def accept_made(run: Run, artifact: Artifact, replace: bool = False) -> Manifest:
     """Accept what an island made by content: all files as the manifest says, and of a job a network of finite weights.
 
     From then on the run's readers take these very bytes or none, whatever its island writes. `replace`: also in place

@@ -77,7 +77,7 @@ def count(name: str, value: Any) -> int:
     return whole_number
 
 
-def texts(prompt: Any) -> list[str]:
+def given_texts(prompt: Any) -> list[str]:
     """The prompts of a text model; None among several is the empty one."""
     prompts = ["" if one is None else one for one in listed(prompt)]
     if not prompts:
@@ -88,7 +88,7 @@ def texts(prompt: Any) -> list[str]:
     return prompts
 
 
-def seeds(given: Any, generator: Any, num_images: int) -> tuple[int, ...]:
+def given_seeds(given: Any, generator: Any, num_images: int) -> tuple[int, ...]:
     """One seed an image: as given, counted up from one that is, drawn from the generator or from one an image, or drawn
     at random.
     """
@@ -118,7 +118,7 @@ def _drawn(generators: list[Any], num_images: int) -> tuple[int, ...]:
     return tuple(seed for part in drawn for seed in part)
 
 
-def noise(latents: Any, shape: tuple[int, ...]) -> Tensor | None:
+def given_noise(latents: Any, shape: tuple[int, ...]) -> Tensor | None:
     """Float (B, C, H, W) of standard normal noise, or None where there is none."""
     if latents is None:
         return None
@@ -133,7 +133,7 @@ def noise(latents: Any, shape: tuple[int, ...]) -> Tensor | None:
 
 def negatives(given: Any, num_prompts: int) -> tuple[str, ...]:
     """One text a prompt, "" where there is none: as given, or one that is for all."""
-    values = texts(given) if given is not None else [""]
+    values = given_texts(given) if given is not None else [""]
     if len(values) not in (1, num_prompts):
         raise SamplingError(f"{len(values)} negative prompts for {num_prompts} prompts: give one each, or one for all")
     return tuple(values * (num_prompts // len(values)))

@@ -9,7 +9,7 @@ from torch import Tensor
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 
 
-def batches(request: SampleRequest, batch_size: int) -> list[SampleRequest]:
+def split_request(request: SampleRequest, batch_size: int) -> list[SampleRequest]:
     """The same images as requests of at most `batch_size` each, in order."""
     return [request.rows(slice(i, i + batch_size)) for i in range(0, len(request.seeds), batch_size)]
 

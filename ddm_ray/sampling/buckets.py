@@ -24,7 +24,7 @@ def bucket_sizes(most: int) -> list[int]:
 
 
 class Buckets:
-    """A network whose calls of 1 row or more are those of a few sizes; more rows than the largest are split.
+    """A network called with a few numbers of rows only; more rows than the largest are split.
 
     `of_size[s]` answers calls of at most s rows, as `Padded` and `graphs.Captured` do.
     """

@@ -92,10 +92,10 @@ def call_of(
     num_each = arguments.count("num_images_per_prompt", num_images_per_prompt)
     conditions = _conditions(components, prompt, class_labels)
     prompt_of = tuple(row for row in range(len(conditions)) for _ in range(num_each))
-    seed_of = arguments.seeds(seeds, generator, len(prompt_of))
+    seed_of = arguments.given_seeds(seeds, generator, len(prompt_of))
     chosen, cluster_P = _routed(components, settings, clusters, len(conditions))
     negatives = _negatives(components, negative_prompt, len(conditions), chosen.guidance_scale)
-    noise_BCHW = arguments.noise(latents, (len(prompt_of), *components.models.info.image_shape))
+    noise_BCHW = arguments.given_noise(latents, (len(prompt_of), *components.models.info.image_shape))
     return Call(components, conditions, chosen, prompt_of, seed_of, cluster_P, negatives, noise_BCHW)
 
 
@@ -126,7 +126,7 @@ def _conditions(
     if takes_texts:
         if prompt is None:
             raise SamplingError("these models know texts, not classes: give prompt in place of class_labels")
-        words = arguments.texts(prompt)
+        words = arguments.given_texts(prompt)
         if components.text_encoder is None:
             raise SamplingError("this pipeline has no text_encoder: give it one, or a prompt that is encoded (Text)")
         return PromptConditions(words, components.text_encoder)

@@ -72,12 +72,12 @@ def model_card(run: Run, kind: ModelKind, license_name: str | None = None) -> st
         "FLOPs": f"{info.training_flops:.3g}",
         "loss of the last steps": f"{info.loss:.4g}",
     }
-    if data.credit:
-        rows["pictures"] = data.credit
+    if credit := run.credit:
+        rows["pictures"] = credit
     sample = config.sample
     return CARD.format(
         license=license_name or "unknown",
-        license_words=license_name or "unknown; ask whoever published them",
+        license_words=license_name or "unknown; ask their publisher",
         task="text-to-image" if data.text else "unconditional-image-generation",
         title=f"{config.name}: {kind}",
         what=WHAT[kind].format(experts=config.partition.num_clusters, teacher=teacher),

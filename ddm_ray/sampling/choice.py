@@ -71,7 +71,7 @@ def question(state: Trajectories, turn: Turn) -> tuple[RouterCall, Asked]:
     return RouterCall(x_BCHW[index], t_B[index], asked.condition_R), asked
 
 
-def choose(state: Trajectories, turn: Turn, logits_RK: Tensor | None) -> Trajectories:
+def choose_experts(state: Trajectories, turn: Turn, logits_RK: Tensor | None) -> Trajectories:
     """The state with the experts of its turn, by what the router says of the rows that ask it.
 
     ExpertCountError for a router of another mixture, NotFiniteError for one that gives no numbers (on a CPU).
@@ -142,7 +142,7 @@ def _weighed(state: Trajectories, turn: Turn, logits_RK: Tensor) -> tuple[Tensor
 
 
 def _chosen(state: Trajectories, turn: Turn, rule: Rule, rows: np.ndarray, probs_RK: Tensor) -> Tensor:
-    """Weights of rows of one rule: chosen anew where a step or a trajectory starts, else weighed anew."""
+    """Weights of rows of one rule: chosen again where a step or a trajectory starts, else weighed again."""
     starts_R = spread(turn.planned["starts"], len(state))[rows]
     before_RK = picked(state.weights_BK, rows)
     if rule.strategy.when == "start":
@@ -160,7 +160,7 @@ def _chosen(state: Trajectories, turn: Turn, rule: Rule, rows: np.ndarray, probs
 
 
 def _layout(state: Trajectories, guided_B: np.ndarray, null_B: np.ndarray, used_EK: np.ndarray) -> Layout:
-    """Who computes what; the one before, or what of it is the same still: conditions may be large."""
+    """The layout of these entries; the one before, or parts of it, where they are the same: conditions may be large."""
     old, device = state.layout, state.x_BCHW.device
     branches = old is not None and bool(((old.guided_B == guided_B) & (old.null_B == null_B)).all())
     if old is not None and branches and (old.used_EK == used_EK).all():
@@ -202,7 +202,7 @@ def _require_logits(state: Trajectories, turn: Turn, logits_RK: Tensor) -> None:
 
 
 def _trace(routing_BSK: Tensor, planned: np.ndarray, weights_BK: Tensor) -> None:
-    """Write down the weights of rows whose step starts."""
+    """Write down the weights of rows where a step starts."""
     if len(planned) == 1:
         if planned["starts"][0]:
             routing_BSK[:, planned["step"][0]] = weights_BK

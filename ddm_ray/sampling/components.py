@@ -20,7 +20,7 @@ from ddm_ray.sampling.run_models import Models
 from ddm_ray.spelling import printable
 
 INDEX, CONFIG = "model_index.json", "config.json"
-MOST_POSITIONS = 1 << 28
+MAX_POSITIONS = 1 << 28
 """Numbers in the table of positions of a network: its patches times its width."""
 
 
@@ -42,7 +42,7 @@ class Components:
         if self.class_names and len(self.class_names) != info.num_classes:
             raise SamplingError(f"{len(self.class_names)} class_names for models of {info.num_classes} classes")
         experts: list[Any] = [None] * len(models.experts)
-        if not isinstance(models.experts, Offloaded):  # those were seen to fit by whoever knows where they are
+        if not isinstance(models.experts, Offloaded):  # those were checked where they are known
             experts = [models.experts[k] for k in range(len(models.experts))]
         configs = [config_of(expert) for expert in experts]
         require_fit(info, configs, config_of(models.router))
@@ -90,7 +90,7 @@ def require_modest(config: dict[str, Any], where: object) -> None:
     values = (config.get(name) for name in ("depth", "image_size", "patch_size", "width"))
     depth, side, patch, width = (value if isinstance(value, int) else 0 for value in values)
     positions = (side // max(1, patch)) ** 2 * width
-    for name, count, most in (("depth", depth, third_party.MOST_LAYERS), ("positions", positions, MOST_POSITIONS)):
+    for name, count, most in (("depth", depth, third_party.MAX_LAYERS), ("positions", positions, MAX_POSITIONS)):
         if count > most:
             raise CorruptArtifact(f"{where}: has {count} numbers of {name}, {most} is the most; fetch it again")
 
@@ -123,8 +123,8 @@ def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffi
     model_class = _foreign_class(root, model, kinds, MODELS.values())
     tokenizer_class = _foreign_class(root, tokenizer, kinds, third_party.TOKENIZERS)
     encoder = TextEncoder.from_components(
-        third_party.load(tokenizer_class, str(root / tokenizer), "tokenizer"),
-        third_party.load_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
+        third_party.load_pretrained(tokenizer_class, str(root / tokenizer), "tokenizer"),
+        third_party.load_pretrained_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
         tokens,
     )
     try:

@@ -59,7 +59,7 @@ def dense_pipeline(components: Components) -> Any:
     if config is None:
         raise SamplingError("the model can't be saved: it doesn't keep its config")
     flow = asdict(model.flow if isinstance(model, VelocityField) else Flow())
-    transformer = DenseTransformer(weights.describe(network)["class"], config, flow, info.image_shape)
+    transformer = DenseTransformer(weights.spec_of_model(network)["class"], config, flow, info.image_shape)
     bare(transformer.field).load_state_dict(network.state_dict())
     encoder, latents, defaults = components.text_encoder, components.latents, components.defaults
     pooled = encoder.pooled if encoder else None

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition, Text, join
 from ddm_ray.core.guidance import guide, scale_within
-from ddm_ray.core.names import SOLVER, STEPS, TIMES, SolverName
-from ddm_ray.core.solvers import SOLVERS, moved, schedule
+from ddm_ray.core.names import SOLVER, STEPS, TIMES
+from ddm_ray.core.solver_schedule import HISTORY, moved, schedule
+from ddm_ray.core.solvers import SOLVERS, SolverName
 from ddm_ray.core.times import time_grid
 from ddm_ray.models.text_tokens import encode
-from ddm_ray.sampling.noise import initial_noise
+from ddm_ray.sampling.noise import initial_noise, step_noise
 
 MAX_DECODED = 8
 """Latents that the autoencoder decodes at once; it takes far more memory than they do."""
@@ -131,7 +132,7 @@ class DensePipeline(DiffusionPipeline):
         steps = settings.steps if num_inference_steps is None else num_inference_steps
         condition, null = self._conditions(prompt, class_labels, num_images_per_prompt, most)
         x_BCHW = self._noise(len(condition), seeds, generator, latents)
-        last_BCHW, scale, t_start = torch.zeros_like(x_BCHW), most, 1.0
+        history, usable, scale, t_start = (torch.zeros_like(x_BCHW),) * HISTORY, 0, most, 1.0
         self._interrupt, self._num_timesteps = False, steps
         for row in self.progress_bar(schedule(SOLVERS[solver or settings.solver], time_grid(settings.times, steps))):
             scale_before = scale
@@ -140,12 +141,15 @@ class DensePipeline(DiffusionPipeline):
                     break
                 t_start = float(row["t"])
                 scale = scale_within((settings.guidance_low, settings.guidance_high), t_start, most)
-            point_BCHW = moved(x_BCHW, last_BCHW, float(row["lean"]))
+            point_BCHW = moved(x_BCHW, history, row["lean"].tolist())
             velocity_BCHW = self._velocity(point_BCHW, float(row["t"]), condition, null, scale)
-            # Two fields don't extrapolate: where guidance sets in or ends, history begins anew.
-            this, last = ("this", "last") if scale == scale_before or row["step"] == 0 else ("fresh", "stale")
-            x_BCHW = moved(moved(x_BCHW, velocity_BCHW, float(row[this])), last_BCHW, float(row[last]))
-            last_BCHW = velocity_BCHW
+            # Two fields don't extrapolate: where guidance sets in or ends, history restarts.
+            usable = usable if scale == scale_before else 0
+            x_BCHW = moved(x_BCHW * float(row["keep"]), (velocity_BCHW, *history), row["moves"][usable].tolist())
+            if row["noise"]:
+                drawn_BCHW = self._step_noise(len(x_BCHW), seeds, generator, int(row["step"]))
+                x_BCHW = moved(x_BCHW, [drawn_BCHW], [float(row["noise"])])
+            history, usable = (velocity_BCHW, *history[:-1]), min(usable + 1, HISTORY)
             if row["ends"] and callback_on_step_end is not None:
                 tensors = dict.fromkeys(callback_on_step_end_tensor_inputs, x_BCHW)
                 x_BCHW = callback_on_step_end(self, int(row["step"]), t_start, tensors).pop("latents", x_BCHW)
@@ -183,6 +187,14 @@ class DensePipeline(DiffusionPipeline):
         if latents.shape[1:] != shape:
             raise ValueError(f"latents are of shape {tuple(latents.shape[1:])}: the model's are {shape}")
         return latents.to(self._execution_device, torch.float32)
+
+    def _step_noise(self, count: int, seeds: Sequence[int] | None, generator: Any, step: int) -> Tensor:
+        shape = tuple(self.transformer.config.image_shape)
+        if seeds is None:
+            drawn_BCHW = randn_tensor((count, *shape), generator=generator, dtype=torch.float32)
+        else:
+            drawn_BCHW = step_noise(seeds, [step] * count, shape)
+        return drawn_BCHW.to(self._execution_device, torch.float32)
 
     def _conditions(self, prompt: Any, labels: Any, each: int, scale: float) -> tuple[Condition, Condition | None]:
         """Conditions of all images, and the null condition of as many where guidance, or its absence, asks for it."""

@@ -15,8 +15,8 @@ from ddm_ray.core.condition import Condition
 from ddm_ray.errors import ExpertCountError, SamplingError
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult, validate
-from ddm_ray.sampling.state import Trajectories, require_finite
-from ddm_ray.sampling.trajectory import advance, at_other, begin, needs, start, turned
+from ddm_ray.sampling.state import Trajectories, require_finite_result
+from ddm_ray.sampling.trajectory import advance, at_other, begin_at, needs, start, turned
 
 Field = Callable[[Tensor, Tensor, Any], Tensor]
 """(x_BCHW, t_B, condition) -> velocity_BCHW, or logits_BK for a router."""
@@ -89,7 +89,7 @@ def answers(calls: Sequence[Call], experts: Experts, router: Field | None) -> li
         return [_answer(call, experts, router) for call in calls]
     numbers = [call.expert if isinstance(call, ExpertCall) else -1 for call in calls]
     here: Sequence[int] = getattr(experts, "here", ())
-    # Who is there already comes first, before others take its place.
+    # Experts that are there already come first, before others take their place.
     order = sorted(range(len(calls)), key=lambda call: numbers[call] not in here)
     results = dict[int, Tensor]()
     for call, following in zip(order, [*order[1:], None], strict=True):
@@ -102,7 +102,7 @@ def answers(calls: Sequence[Call], experts: Experts, router: Field | None) -> li
 
 
 def _answer(call: Call, experts: Experts, router: Field | None) -> Tensor:
-    # Nobody holds the expert after its call: it may have to make room for the next.
+    # No reference outlives the call: the expert may have to make room for the next.
     field = experts[call.expert] if isinstance(call, ExpertCall) else router
     if field is None:
         missing = f"expert {call.expert} is" if isinstance(call, ExpertCall) else "the router is"
@@ -110,7 +110,7 @@ def _answer(call: Call, experts: Experts, router: Field | None) -> Tensor:
     return field(call.x_BCHW, call.t_B, call.condition)
 
 
-def velocity(
+def mixture_velocity(
     x_BCHW: Tensor,
     t: float,
     condition: Condition,
@@ -132,9 +132,9 @@ def velocity(
     info = replace(with_available(info, experts), dtype=x_BCHW.dtype)
     validate(request, info)
     with torch.inference_mode():
-        state = turned(begin(SamplingPlan.at(t, settings, info), x_BCHW, request, info, device))
-        velocity_BCHW = run(state, experts, router).last_BCHW
-        require_finite(velocity_BCHW)
+        state = turned(begin_at(SamplingPlan.at(t, settings, info), x_BCHW, request, info, device))
+        velocity_BCHW = run(state, experts, router).history[0]
+        require_finite_result(velocity_BCHW)
         return velocity_BCHW.to(x_BCHW.device)
 
 

@@ -29,7 +29,7 @@ class Graphs:
         self._replaying = threading.Lock()
 
     def captured(self, network: Field, size: int) -> "Captured":
-        """Capture a call of `size` rows of a network, whose weights stay where they are from now on.
+        """Capture a call of `size` rows of a network; its weights stay where they are from now on.
 
         The largest size first: the others then find room in its memory.
         """

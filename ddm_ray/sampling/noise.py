@@ -9,12 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddm_ray.core.streams import NOISE, ROUTING, stream
+from ddm_ray.core.streams import NOISE, ROUTING, STEP, stream
 
 
 def initial_noise(seeds: Sequence[int], shape: tuple[int, int, int], purpose: int = NOISE) -> Tensor:
     """Standard normal float32 (B, *shape), each image by its own seed and the purpose alone, on the CPU."""
     drawn = [stream(seed, purpose).standard_normal(shape, np.float32) for seed in seeds]
+    return torch.from_numpy(np.stack(drawn))
+
+
+def step_noise(seeds: Sequence[int], steps: Sequence[int], shape: tuple[int, ...]) -> Tensor:
+    """Standard normal float32 (B, *shape) for a step of each image: by its own seed and step alone, on the CPU."""
+    streams = [stream(seed, STEP, step) for seed, step in zip(seeds, steps, strict=True)]
+    drawn = [numbers.standard_normal(shape, np.float32) for numbers in streams]
     return torch.from_numpy(np.stack(drawn))
 
 

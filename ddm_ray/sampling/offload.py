@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.errors import SamplingError
+from ddm_ray.sampling.device_slots import DeviceSlot, Fetch
 from ddm_ray.sampling.driver import Experts, Field
-from ddm_ray.sampling.flat import Flat
-from ddm_ray.sampling.places import Fetch, Place
+from ddm_ray.sampling.packed_weights import PackedWeights
 
 Offload = Literal["disk", "host"]
 OnFetch = Callable[[int, float, float], None]
@@ -93,9 +93,9 @@ class OffloadedToDisk(Offloaded):
 
 
 class OffloadedToHost(Offloaded):
-    """Experts as blocks of host memory (`flat.Flat`), and places on the device that are theirs in turn.
+    """Experts as blocks of host memory (`PackedWeights`), and slots on the device that are theirs in turn.
 
-    Places are made once, `resident` of them, and never move: networks compute with what was last copied there. A fetch
+    Slots are made once, `resident` of them, and never move: networks compute with what was last copied there. A fetch
     is one copy. On a GPU it comes from pinned memory on a stream of its own, after the kernels that read what was there
     before; kernels that read it wait for it there, and the host for nothing. Torch rounds each pinned block up to a
     power of two, unless PYTORCH_ALLOC_CONF has `pinned_max_round_threshold_mb`.
@@ -110,20 +110,20 @@ class OffloadedToHost(Offloaded):
         device: torch.device | str,
         resident: int = 2,
     ):
-        """`load(k)` gives expert k on the CPU, each is held once; those of several forms share the places."""
+        """`load(k)` gives expert k on the CPU, each is held once; those of several forms share the slots."""
         super().__init__(present, resident)
         device = torch.device(device)
         copying = torch.cuda.Stream(device) if _has_streams(device) else None
-        self._forms: list[Flat] = []
+        self._forms: list[PackedWeights] = []
         self._form_of, self._blocks = dict[int, int](), dict[int, Tensor]()
         for expert in (number for number, exists in enumerate(present) if exists):
             network = load(expert)
             form = self._form_of[expert] = self._form(network)
             block = self._forms[form].block(network)
             self._blocks[expert] = block.pin_memory() if copying else block
-        num_places = min(resident, len(self._blocks))
-        self._free = [Place(self._forms, device, copying) for _ in range(num_places)]
-        self._places: dict[int, Place] = {}
+        num_slots = min(resident, len(self._blocks))
+        self._free = [DeviceSlot(self._forms, device, copying) for _ in range(num_slots)]
+        self._slots: dict[int, DeviceSlot] = {}
         self._fetches: dict[int, Fetch] = {}
         self._unmeasured: deque[tuple[int, Fetch]] = deque()
 
@@ -132,7 +132,7 @@ class OffloadedToHost(Offloaded):
         for number, form in enumerate(self._forms):
             if form.fits(network):
                 return number
-        self._forms.append(Flat(network))
+        self._forms.append(PackedWeights(network))
         return len(self._forms) - 1
 
     def arrived(self, expert: int) -> bool:
@@ -147,30 +147,30 @@ class OffloadedToHost(Offloaded):
 
     def _leave(self, expert: int) -> None:
         super()._leave(expert)
-        self._free.append(self._places.pop(expert))
+        self._free.append(self._slots.pop(expert))
         if expert in self._fetches:
             self._fetches.pop(expert).leave()
 
     def _begin(self, expert: int) -> "Future[Field]":
         self.measure()
-        begun, place = Future[Field](), self._free.pop()
-        self._places[expert] = place
+        begun, slot = Future[Field](), self._free.pop()
+        self._slots[expert] = slot
         try:
-            fetch = self._fetches[expert] = place.fetch(self._form_of[expert], self._blocks[expert])
+            fetch = self._fetches[expert] = slot.fetch(self._form_of[expert], self._blocks[expert])
         except Exception as error:
             begun.set_exception(error)
         else:
             self._unmeasured.append((expert, fetch))
-            begun.set_result(partial(self._velocity, expert, fetch, place))
+            begun.set_result(partial(self._velocity, expert, fetch, slot))
         return begun
 
-    def _velocity(self, expert: int, fetch: Fetch, place: Place, *inputs: Any) -> Tensor:
+    def _velocity(self, expert: int, fetch: Fetch, slot: DeviceSlot, *inputs: Any) -> Tensor:
         assert self._fetches.get(expert) is fetch, f"expert {expert} has left"
         fetch.wait()
         try:
-            answer: Tensor = place.networks[self._form_of[expert]](*inputs)
+            answer: Tensor = slot.networks[self._form_of[expert]](*inputs)
         finally:
-            place.was_read()
+            slot.was_read()
         return answer
 
 

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition, Text
+from ddm_ray.core.solver_schedule import HISTORY
+from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.plan import AT_VELOCITY, Plans, SamplingPlan
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest, validate
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.spelling import one_line
 
-NUMBERS = ("plan", "seed", "position", "expert_rows", "router_rows")
+NUMBERS = ("plan", "seed", "position", "usable", "expert_rows", "router_rows")
 TEXT = ("tokens_BLE", "mask_BL", "pooled_BP")
 
 
@@ -32,12 +34,12 @@ def pack(state: Trajectories) -> bytes:
         }
         for plan in state.plans
     ]
-    # Whoever goes on may have no text encoder.
+    # The process that goes on may have no text encoder.
     null = _tensors(state.null) if isinstance(state.null, Text) else {}
     tensors = {
         "plans": torch.frombuffer(bytearray(json.dumps(plans).encode()), dtype=torch.uint8),
         "x": state.x_BCHW,
-        "last": state.last_BCHW,
+        "history": torch.stack(state.history, dim=1),
         "weights": state.weights_BK,
         "routing": state.routing_BSK[:, : max(plan.settings.steps for plan in state.plans)],
         **{name: torch.from_numpy(array.view(np.int64)) for name, array in _numbers(state).items()},
@@ -101,16 +103,16 @@ def _unpacked(
     tensors: dict[str, Tensor], described: list[_PackedPlan], info: MixtureInfo, device: torch.device | str
 ) -> Trajectories:
     numbers = {name: tensors[name].numpy() for name in NUMBERS}
-    x_BCHW, last_BCHW, weights_BK, routing_BSK = (tensors[name] for name in ("x", "last", "weights", "routing"))
+    x_BCHW, history_BNCHW, weights_BK, routing_BSK = (tensors[name] for name in ("x", "history", "weights", "routing"))
     count, num_steps = len(x_BCHW), max(plan.settings.steps for plan in described)
-    rows = (count, info.num_experts)
+    rows, history = (count, info.num_experts), max(1, *(SOLVERS[plan.settings.solver].history for plan in described))
     _require(count > 0, "no rows")
     _require(len(described) <= count, "more plans than rows")
     for name, shape in {
         "x": (count, *info.image_shape),
-        "last": (count, *info.image_shape),
+        "history": (count, history, *info.image_shape),
         "weights": rows,
-        # As many steps as the longest plan has: so whoever asks for many has sent as much.
+        # As many steps as the longest plan has, so that a request for many has sent as much.
         "routing": (count, num_steps, info.num_experts),
     }.items():
         _require(tuple(tensors[name].shape) == shape, f"{name} has shape {tuple(tensors[name].shape)}, not {shape}")
@@ -145,10 +147,11 @@ def _unpacked(
         plan_B=numbers["plan"],
         seed_B=numbers["seed"].view(np.uint64),
         position_B=numbers["position"],
+        usable_B=numbers["usable"],
         condition=condition.to(device),
         null=info.null(1).to(device) if any(plan.settings.guidance_scale != 1 for plan in plans) else None,
         x_BCHW=x_BCHW.to(device),
-        last_BCHW=last_BCHW.to(device),
+        history=history_BNCHW.to(device).unbind(1),
         weights_BK=weights_BK,
         routing_BSK=routing_BSK.to(device),
         expert_rows_B=numbers["expert_rows"],
@@ -156,6 +159,7 @@ def _unpacked(
     )
     over_B = state.position_B > state.plans.lengths[state.plan_B]
     _require(not over_B.any(), "a row is beyond the end of its plan")
+    _require(int(state.usable_B.max()) <= HISTORY, "a row may use more velocities than there are")
     going = ~state.done_B & (state.position_B > 0) & (state.plans.when != AT_VELOCITY)[state.plan_B]
     _require(bool((total_B.numpy()[going] > 0).all()), "a row on its way holds no expert")
     return state
@@ -167,7 +171,7 @@ def _require(condition: bool, finding: str) -> None:
 
 
 def _numbers(state: Trajectories) -> dict[str, np.ndarray]:
-    arrays = (state.plan_B, state.seed_B, state.position_B, state.expert_rows_B, state.router_rows_B)
+    arrays = (state.plan_B, state.seed_B, state.position_B, state.usable_B, state.expert_rows_B, state.router_rows_B)
     return dict(zip(NUMBERS, arrays, strict=True))
 
 

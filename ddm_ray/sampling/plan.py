@@ -11,7 +11,8 @@ from ddm_ray.core.calibration import tempered
 from ddm_ray.core.guidance import scale_within
 from ddm_ray.core.mixture import posterior
 from ddm_ray.core.routing import Strategy
-from ddm_ray.core.solvers import SOLVERS, VELOCITY, schedule
+from ddm_ray.core.solver_schedule import VELOCITY, schedule
+from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import TimeError
 from ddm_ray.sampling.request import MixtureInfo, strategy_of
@@ -78,7 +79,7 @@ class SamplingPlan:
         if not 0 <= t <= 1:
             raise TimeError(f"t is {t}: times are in [0, 1], 0 is data and 1 is noise")
         velocities = np.zeros(1, PLANNED)
-        velocities["t"], velocities["starts"], velocities["ends"] = t, True, True
+        velocities["t"], velocities["keep"], velocities["starts"], velocities["ends"] = t, 1, True, True
         velocities["scale"] = scale_at(settings, t)
         return cls(settings, _rule(settings, info), velocities)
 
@@ -90,6 +91,16 @@ class Plans(tuple[SamplingPlan, ...]):
     def lengths(self) -> np.ndarray:
         """Velocities of each."""
         return np.array([len(plan.velocities) for plan in self])
+
+    @cached_property
+    def history(self) -> int:
+        """Velocities before the present one that a state of these plans holds; one in any case, to look ahead by."""
+        return max(1, *(SOLVERS[plan.settings.solver].history for plan in self))
+
+    @cached_property
+    def draws(self) -> bool:
+        """True if any solver draws noise, and so scales x."""
+        return any(SOLVERS[plan.settings.solver].draws for plan in self)
 
     @cached_property
     def begins(self) -> np.ndarray:
@@ -142,7 +153,7 @@ def scale_at(settings: SamplingSettings, t: float) -> float:
 
 @lru_cache(maxsize=64)
 def _velocities(settings: SamplingSettings) -> np.ndarray:
-    """The velocities of a plan with these settings, which all such plans share, so that nobody may write there."""
+    """The velocities of a plan with these settings, which all such plans share: read-only."""
     solved = schedule(SOLVERS[settings.solver], time_grid(settings.times, settings.steps))
     velocities = np.empty(len(solved), PLANNED)
     for name in VELOCITY.names or ():

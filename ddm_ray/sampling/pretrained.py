@@ -23,7 +23,7 @@ from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.models.third_party import MOST_BYTES, brief, parse_json, require_size
+from ddm_ray.models.third_party import MAX_BYTES, brief, parse_json, require_size
 from ddm_ray.sampling.components import (
     CONFIG,
     INDEX,
@@ -62,7 +62,7 @@ def save(components: Components, folder: str | os.PathLike[str], overwrite: bool
     write_folder(folder, overwrite, write)
 
 
-def load(
+def load_components(
     folder: str | os.PathLike[str],
     device: str = "cpu",
     offload: Offload | None = None,
@@ -106,7 +106,7 @@ def load(
 def read_network(folder: str | os.PathLike[str], name: str) -> tuple[dict[str, Any], bytes]:
     """The spec, and the verified weights, of one network of a pipeline that `save` wrote: expert_003, router.
 
-    Raises as `load`, MissingArtifact for one that it doesn't have.
+    Raises as `load_components`, MissingArtifact for one that it doesn't have.
     """
     root = Path(folder)
     index = _index(root)
@@ -167,7 +167,7 @@ def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
 def _spec(saved: VerifiedFolder, name: str) -> dict[str, Any]:
     """The spec of a network, from its config.json: also what it was trained on, under "flow"."""
     path = saved.root / name / CONFIG
-    config = parse_json(saved.read(f"{name}/{CONFIG}", MOST_BYTES), path)
+    config = parse_json(saved.read(f"{name}/{CONFIG}", MAX_BYTES), path)
     require_modest(config, path)
     try:
         kind, flow = config.pop("_class_name"), Flow(**config.pop("flow"))
@@ -191,7 +191,7 @@ def _require_layers(config: dict[str, Any], size: int) -> None:
 def _network(saved: VerifiedFolder, name: str, spec: dict[str, Any]) -> nn.Module:
     data = saved.read(f"{name}/{WEIGHTS}")
     try:
-        return matched(weights.load(spec, data), spec["flow"])
+        return matched(weights.load_model(spec, data), spec["flow"])
     except CorruptArtifact as error:
         raise CorruptArtifact(f"{saved.root / name / WEIGHTS}: {error}") from None
 
@@ -220,7 +220,7 @@ def _latents(saved: VerifiedFolder, index: dict[str, Any]) -> Latents | None:
 def _null_text(saved: VerifiedFolder) -> Text | None:
     if NULL_TEXT not in saved.files:
         return None
-    return null_text.read(saved.read(NULL_TEXT), str(saved.root / NULL_TEXT))
+    return null_text.unpack_null_text(saved.read(NULL_TEXT), str(saved.root / NULL_TEXT))
 
 
 def _write(components: Components, folder: Path) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _write(components: Components, folder: Path) -> dict[str, Any]:
         index["vae"] = ["diffusers", type(components.latents.autoencoder).__name__]
         index |= {"latent_scale": components.latents.scale, "latent_shift": components.latents.shift}
     if info.null_text is not None:
-        (folder / NULL_TEXT).write_bytes(null_text.to_bytes(info.null_text))
+        (folder / NULL_TEXT).write_bytes(null_text.pack_null_text(info.null_text))
     return index | {
         "class_names": list(components.class_names),
         "defaults": components.defaults.model_dump(mode="json"),
@@ -264,8 +264,8 @@ def _write_network(model: Any, folder: Path) -> list[str | None]:
         what = "offloaded to host memory: load it without, or from disk" if callable(model) else "without a config"
         raise SamplingError(f"{folder.name} can't be saved: it is {what}")
     flow = model.flow if isinstance(model, VelocityField | MatchedRouter) else Flow()
-    spec = weights.describe(bare(model))
-    tensors, _ = weights.to_bytes(bare(model), spec)
+    spec = weights.spec_of_model(bare(model))
+    tensors, _ = weights.weights_as_bytes(bare(model), spec)
     config = {"_class_name": spec["class"], "_ddm_ray_version": __version__, **spec["config"], "flow": asdict(flow)}
     folder.mkdir()
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -10,7 +10,7 @@ from ddm_ray.sampling.components import Components
 from ddm_ray.sampling.offload import Offloaded, OffloadedToHost
 
 
-def moved(components: Components, device: str | None, dtype: torch.dtype | None) -> Components:
+def move_components(components: Components, device: str | None, dtype: torch.dtype | None) -> Components:
     """The components with all networks on the device, experts, router and text encoder in dtype; None: as they are.
 
     The autoencoder stays in its precision. SamplingError for experts that are offloaded, elsewhere or otherwise.
@@ -51,7 +51,7 @@ def offloaded(components: Components, device: str) -> Components:
 
     host = OffloadedToHost(load, [network is not None for network in networks], device)
     host.dtype = dtype
-    return moved(replace(components, models=replace(models, experts=host, device=device)), device, None)
+    return move_components(replace(components, models=replace(models, experts=host, device=device)), device, None)
 
 
 def _place(device: str) -> tuple[str, int]:

@@ -97,7 +97,7 @@ class Models:
         return replace(joined(parts, order), num_router_rows=num_router_rows)
 
 
-def load_model(run: Run, artifact: Artifact, device: str = "cpu", precision: SamplingPrecision = "fp32") -> nn.Module:
+def load_trained(run: Run, artifact: Artifact, device: str = "cpu", precision: SamplingPrecision = "fp32") -> nn.Module:
     """The EMA weights of a finished training job (experts/003, router, monolith), in eval mode and this precision.
 
     Raises MissingArtifact if the job isn't finished, CorruptArtifact if a byte was altered.
@@ -139,10 +139,10 @@ def parse_network(described: bytes, tensors: bytes, where: str, spec: dict[str, 
         actual = parse_object(described)
     except ValueError:
         raise CorruptArtifact(f"{where}/model.json: not JSON; train it again") from None
-    if lines := drift(Identity(weights.completed(spec)), Identity(weights.completed(actual))):
+    if lines := drift(Identity(weights.complete_spec(spec)), Identity(weights.complete_spec(actual))):
         raise CorruptArtifact(f"{where}/model.json: isn't the run's network: {printable(lines[0], 200)}")
     try:
-        return weights.load(spec, tensors), Flow(**spec.get("flow", {}))
+        return weights.load_model(spec, tensors), Flow(**spec.get("flow", {}))
     except (CorruptArtifact, ConfigError, TypeError) as error:
         raise CorruptArtifact(f"{where}: {error}") from None
 
@@ -165,7 +165,7 @@ def matched(model: nn.Module, flow: Flow) -> nn.Module:
 
 
 def settings_of(run: Run, kind: ModelKind) -> SamplingSettings:
-    """The run's settings for this; a student whose teacher was guided needs no guidance of its own."""
+    """The run's settings for this; a student with a guided teacher needs no guidance of its own."""
     guided = kind == "student" and run.config.student.guided
     return run.config.sample.changed(guidance_scale=1.0) if guided else run.config.sample
 

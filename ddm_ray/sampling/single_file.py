@@ -19,7 +19,7 @@ HEAD = '''"""{module} of ddm-ray {version} (Apache-2.0) and the modules of it th
 
 
 def single_file(module: str) -> str:
-    """Source of a module whose imports of ours are the sources of what they name, above it, as they stand.
+    """Source of a module below the sources of all that it imports of ours, as they stand.
 
     AssertionError where a name means one thing in one of these modules and another in the next, or a builtin elsewhere.
     """

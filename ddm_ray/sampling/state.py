@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition, join
 from ddm_ray.core.mixture import ExpertRows
-from ddm_ray.core.solvers import moved
-from ddm_ray.core.transfer import each, upload
+from ddm_ray.core.solver_schedule import moved
+from ddm_ray.core.transfer import each, sent, upload
 from ddm_ray.errors import NotFiniteError
+from ddm_ray.sampling.noise import step_noise
 from ddm_ray.sampling.plan import Plans
 from ddm_ray.sampling.request import MixtureInfo, RouterCall, SampleResult
 
@@ -37,14 +38,14 @@ class Layout:
     experts_B: np.ndarray
     """Rows of experts that each row pays for."""
     single: bool
-    """True if each entry is one expert's, whose weight is 1 then."""
+    """True if each entry is one expert's, with weight 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
     """The experts of a turn: weights that rows hold (CPU), and `weights_EK` of all entries, on the state's device.
 
-    `restarts_B`: rows whose history begins anew.
+    `restarts_B`: rows where history restarts.
     """
 
     held_BK: Tensor
@@ -57,7 +58,7 @@ class Chosen:
 class Turn:
     """The next velocity of each row. `planned`: its records, (B,) of PLANNED, or one for all rows.
 
-    `asks_R`: numbers of the rows whose experts the router has to be asked for, by `question`; `twice_R` of those whose
+    `asks_R`: numbers of the rows that ask the router for experts, by `question`; `twice_R` of those where the
     branches are mixed each under its own posterior, which it is asked for after these.
     """
 
@@ -92,11 +93,13 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """Images on their way. `x_BCHW` at the start of each row's step, and its `last_BCHW` velocity, on one device.
+    """Images on their way. `x_BCHW` at the start of each row's step, and the velocities before, on one device.
 
-    `position_B`: velocities that each row has had, of its plan's. `weights_BK` (CPU): weights of the experts that it
-    holds, 0 until they are chosen. `routing_BSK`: those of each step so far; it is written in place, so that a repeated
-    advance writes the same again. `condition` has B rows, `null` one (None where no plan needs it).
+    `history`: these velocities (B, C, H, W), the latest first, as many as any row's solver uses; `usable_B`: how many
+    each row may use, those since its history restarted. `position_B`: velocities that each row has had, of its plan's.
+    `weights_BK` (CPU): weights of the experts that it holds, 0 until they are chosen. `routing_BSK`: those of each step
+    so far; it is written in place, so that a repeated advance writes the same again. `condition` has B rows, `null` one
+    (None where no plan needs it).
     """
 
     info: MixtureInfo
@@ -106,8 +109,9 @@ class Trajectories:
     position_B: np.ndarray
     condition: Condition
     null: Condition | None
+    usable_B: np.ndarray
     x_BCHW: Tensor
-    last_BCHW: Tensor
+    history: tuple[Tensor, ...]
     weights_BK: Tensor
     routing_BSK: Tensor
     expert_rows_B: np.ndarray
@@ -128,7 +132,7 @@ class Trajectories:
 
     @property
     def done_B(self) -> np.ndarray:
-        """Bool: rows that have had all their velocities, whose x is the image."""
+        """Bool: rows that have had all their velocities; their x is the image."""
         return np.asarray(self.position_B >= self.plans.lengths[self.plan_B])
 
     def planned(self) -> np.ndarray:
@@ -138,6 +142,11 @@ class Trajectories:
         if (number_B == first).all():
             return self.plans.velocities[first : first + 1]
         return self.plans.velocities.take(number_B)
+
+    def step_noise(self, rows: np.ndarray, step_R: np.ndarray) -> Tensor:
+        """Standard normal noise (R, C, H, W) of a step of some rows, the same in any batch and at any time."""
+        seeds = [int(seed) for seed in self.seed_B[rows]]
+        return sent(step_noise(seeds, step_R.tolist(), self.info.image_shape), self.x_BCHW.device).to(self.x_BCHW)
 
     def conditions(self, rows: np.ndarray, null: np.ndarray) -> Condition:
         """The conditions of some rows (by number), the null one where `null` (bool)."""
@@ -165,7 +174,8 @@ class Trajectories:
             position_B=self.position_B[index_R],
             condition=self.condition[device_R],
             x_BCHW=self.x_BCHW[device_R],
-            last_BCHW=self.last_BCHW[device_R],
+            usable_B=self.usable_B[index_R],
+            history=tuple(past_BCHW[device_R] for past_BCHW in self.history[: plans.history]),
             weights_BK=self.weights_BK[host_R],
             routing_BSK=self.routing_BSK[device_R],
             expert_rows_B=self.expert_rows_B[index_R],
@@ -186,6 +196,9 @@ class Trajectories:
             more = num_steps - routing_BSK.shape[1]
             return torch.nn.functional.pad(routing_BSK, (0, 0, 0, more)) if more else routing_BSK
 
+        def past(part: Trajectories, number: int) -> Tensor:
+            return part.history[number] if number < len(part.history) else torch.zeros_like(part.x_BCHW)
+
         return cls(
             info=parts[0].info,
             plans=plans,
@@ -195,7 +208,8 @@ class Trajectories:
             condition=join([part.condition for part in parts]),
             null=next((part.null for part in parts if part.null is not None), None),
             x_BCHW=torch.cat([part.x_BCHW for part in parts]),
-            last_BCHW=torch.cat([part.last_BCHW for part in parts]),
+            usable_B=np.concatenate([part.usable_B for part in parts]),
+            history=tuple(torch.cat([past(part, number) for part in parts]) for number in range(plans.history)),
             weights_BK=torch.cat([part.weights_BK for part in parts]),
             routing_BSK=torch.cat([padded(part.routing_BSK) for part in parts]),
             expert_rows_B=np.concatenate([part.expert_rows_B for part in parts]),
@@ -205,16 +219,20 @@ class Trajectories:
     def foreseen(self) -> SampleResult:
         """The result that the last velocities point at, x - t v of the linear path, with the routing of steps so far.
 
-        For rows of one plan that have just ended the same step.
+        For rows of one plan that have just ended the same step. A step that drew noise z made x of data and noise as
+        keep (x - t v) + (t - 1 + keep) v + noise z: see `core.solvers.ancestral`.
         """
         last = self.plans[0].velocities[self.position_B[0] - 1]
-        images_BCHW = moved(self.x_BCHW, self.last_BCHW, -float(last["until"]))
+        images_BCHW = moved(self.x_BCHW, self.history[:1], [float(1 - last["keep"] - last["until"])])
+        if last["noise"]:
+            drawn_BCHW = self.step_noise(np.arange(len(self)), np.full(len(self), last["step"]))
+            images_BCHW = moved(images_BCHW, [drawn_BCHW], [-float(last["noise"])]) / float(last["keep"])
         return self._as_result(images_BCHW, int(last["step"]) + 1)
 
     def result(self) -> SampleResult:
         """The images of rows of one plan, on the CPU. NotFiniteError if one isn't finite."""
         (plan,) = self.plans
-        require_finite(self.x_BCHW)
+        require_finite_result(self.x_BCHW)
         return self._as_result(self.x_BCHW, int(plan.velocities["step"][-1]) + 1)
 
     def _as_result(self, images_BCHW: Tensor, num_steps: int) -> SampleResult:
@@ -226,7 +244,7 @@ class Trajectories:
         )
 
 
-def require_finite(result_BCHW: Tensor) -> None:
+def require_finite_result(result_BCHW: Tensor) -> None:
     """Raise NotFiniteError for what came out of a GPU, where nothing looks at each velocity."""
     if not result_BCHW.is_cpu and not result_BCHW.isfinite().all():
         raise NotFiniteError("an expert or the router gave what isn't finite; on a CPU it is named")

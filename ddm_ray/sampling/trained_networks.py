@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ddm_ray.config import InitFrom, RunConfig
+from ddm_ray.config.networks import NETWORKS
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.spec import spec_of
@@ -64,7 +65,7 @@ def _read(spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
         return _of_run(init, job, spec, part)
     if is_ours(source):
         return _of_pipeline(source, init, job, spec, part)
-    if spec["class"] == "DiffusersTransformer":
+    if spec["class"] in NETWORKS and NETWORKS[spec["class"]].of_diffusers:
         return _of_diffusers(init.source, spec, part)
     if source.is_dir():
         raise ConfigError(f"{source}: holds no network of this run's kind, a {spec['class']}")
@@ -103,7 +104,7 @@ def _of_pipeline(folder: Path, init: InitFrom, job: Artifact, spec: Spec, part: 
     name = f"{kind}_{int(number):03d}" if number else kind
     described, tensors = pretrained.read_network(folder, name)
     _require_same({**described, "flow": vars(described["flow"])}, spec, part, f"{folder}/{name}")
-    return weights.load(spec, tensors)
+    return weights.load_model(spec, tensors)
 
 
 def _of_dense(folder: Path, spec: Spec, part: str) -> nn.Module:
@@ -131,7 +132,9 @@ def _of_diffusers(name: str, spec: Spec, part: str) -> nn.Module:
         if named != kind:
             what = f"{folder} is a {printable(str(named), 60)}, and this run's network a {kind}"
             raise ConfigError(f"{what}: set {part}.model.name")
-    read = third_party.load_model(getattr(diffusers, kind), str(folder) if folder.is_dir() else name, "init_from")
+    read = third_party.load_pretrained_model(
+        getattr(diffusers, kind), str(folder) if folder.is_dir() else name, "init_from"
+    )
     configs = (_plain(each.config) for each in (read, own.transformer))
     theirs, ours = ({**spec, "config": {"name": kind, "arguments": each}} for each in configs)
     _require_same(theirs, ours, part, name)
@@ -154,7 +157,7 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 def _require_same(theirs: Spec, ours: Spec, part: str, where: str) -> None:
     """Raise ConfigError, naming the field of the configuration, for another network than that of a run."""
-    lines = drift(Identity(weights.completed(ours)), Identity(weights.completed(theirs)))
+    lines = drift(Identity(weights.complete_spec(ours)), Identity(weights.complete_spec(theirs)))
     if lines:
         field, _, values = lines[0].partition(": ")
         its, _, asked = values.partition(" -> ")

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddm_ray.core.flow import append_dims
 from ddm_ray.core.guidance import guide
 from ddm_ray.core.mixture import mix, place
-from ddm_ray.core.solvers import moved
-from ddm_ray.core.transfer import each, spread
+from ddm_ray.core.solver_schedule import HISTORY, moved
+from ddm_ray.core.transfer import each, spread, upload
 from ddm_ray.errors import NotFiniteError
-from ddm_ray.sampling.choice import choose, chosen_beforehand, question
+from ddm_ray.sampling.choice import choose_experts, chosen_beforehand, question
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.plan import AT_START, AT_STEP, AT_VELOCITY, Plans, SamplingPlan, guided
 from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, validate
@@ -22,35 +23,37 @@ from ddm_ray.sampling.state import Chosen, Layout, Trajectories, Turn
 
 
 def start(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
-    """The request's images as noise, at their first velocity. Raises as `noise` does."""
-    return turned(noise(request, info, device))
+    """The request's images as noise, at their first velocity. Raises as `start_as_noise` does."""
+    return turned(start_as_noise(request, info, device))
 
 
-def noise(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
+def start_as_noise(request: SampleRequest, info: MixtureInfo, device: torch.device | str = "cpu") -> Trajectories:
     """The request's images as noise, on the device where the networks are. SamplingError if it can't be met."""
     validate(request, info)
     x_BCHW = request.noise_BCHW
     if x_BCHW is None:
         x_BCHW = initial_noise(request.seeds, info.image_shape)
-    return begin(SamplingPlan.of(request.settings, info), x_BCHW, request, info, device)
+    return begin_at(SamplingPlan.of(request.settings, info), x_BCHW, request, info, device)
 
 
-def begin(
+def begin_at(
     plan: SamplingPlan, x_BCHW: Tensor, request: SampleRequest, info: MixtureInfo, device: torch.device | str
 ) -> Trajectories:
     """Images of a valid request at the start of a plan, from x_BCHW. SamplingError for an expert that isn't there."""
     count, num_steps = len(request.seeds), int(plan.velocities["step"][-1]) + 1
     x_BCHW = x_BCHW.to(device, info.dtype)
+    plans = Plans([plan])
     return Trajectories(
         info=info,
-        plans=Plans([plan]),
+        plans=plans,
         plan_B=np.zeros(count, np.int64),
         seed_B=np.array(request.seeds, np.uint64),
         position_B=np.zeros(count, np.int64),
         condition=request.condition.to(device),
         null=info.null(1).to(device) if request.settings.guidance_scale != 1 else None,
         x_BCHW=x_BCHW,
-        last_BCHW=torch.zeros_like(x_BCHW),
+        usable_B=np.zeros(count, np.int64),
+        history=(torch.zeros_like(x_BCHW),) * plans.history,
         weights_BK=chosen_beforehand(plan, request, info),
         routing_BSK=x_BCHW.new_zeros(count, num_steps, info.num_experts),
         expert_rows_B=np.zeros(count, np.int64),
@@ -59,7 +62,7 @@ def begin(
 
 
 def needs(state: Trajectories) -> list[Call]:
-    """The calls whose answers `advance` takes, in this order; no row may be done."""
+    """The calls that `advance` takes answers to, in this order; no row may be done."""
     turn = state.turn
     assert turn is not None
     if turn.chosen is None:
@@ -85,15 +88,10 @@ def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
     assert turn is not None
     if turn.chosen is None:
         (logits_RK,) = answers
-        return choose(state, turn, logits_RK)
+        return choose_experts(state, turn, logits_RK)
     velocity_BCHW = _mixed(state, turn, turn.chosen, answers)
-    planned, restarts_B = turn.planned, turn.chosen.restarts_B
-    this, last = planned["this"], planned["last"]
-    if restarts_B.any():
-        this = np.where(restarts_B, planned["fresh"], this)
-        last = np.where(restarts_B, planned["stale"], last)
-    x_BCHW = moved(state.x_BCHW, velocity_BCHW, each(this, state.x_BCHW))
-    x_BCHW = moved(x_BCHW, state.last_BCHW, each(last, state.x_BCHW))
+    restarts_B = turn.chosen.restarts_B
+    usable_B = np.where(restarts_B, 0, state.usable_B) if restarts_B.any() else state.usable_B
     router_rows_B = state.router_rows_B
     if len(turn.asks_R):
         router_rows_B = router_rows_B.copy()
@@ -103,8 +101,9 @@ def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
         weights_BK=turn.chosen.held_BK,
         router_rows_B=router_rows_B,
         layout=turn.chosen.layout,
-        x_BCHW=x_BCHW,
-        last_BCHW=velocity_BCHW,
+        x_BCHW=_carried(state, turn.planned, velocity_BCHW, usable_B),
+        history=(velocity_BCHW, *state.history[:-1]),
+        usable_B=np.minimum(usable_B + 1, HISTORY),
         position_B=state.position_B + 1,
         expert_rows_B=state.expert_rows_B + turn.chosen.layout.experts_B,
         turn=None,
@@ -115,7 +114,7 @@ def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
 def turned(state: Trajectories) -> Trajectories:
     """The state with its next velocity made out, and its experts too if no row has to ask the router for them."""
     planned = state.planned()
-    point_BCHW = moved(state.x_BCHW, state.last_BCHW, each(planned["lean"], state.x_BCHW))
+    point_BCHW = _moved(state.x_BCHW, state.history, planned["lean"])
     held_B = (state.weights_BK.numpy() > 0).sum(axis=1)
     when_B = state.plans.when[state.plan_B]
     asks_B = (when_B == AT_VELOCITY) | ((when_B == AT_START) & (held_B == 0))
@@ -123,7 +122,7 @@ def turned(state: Trajectories) -> Trajectories:
     asks_B |= (when_B == AT_STEP) & (planned["starts"] | (held_B > 1))
     asks_R = np.flatnonzero(asks_B)
     if not len(asks_R):
-        return choose(state, Turn(planned, point_BCHW, asks_R, asks_R), None)
+        return choose_experts(state, Turn(planned, point_BCHW, asks_R, asks_R), None)
     twice_B = asks_B & state.plans.exact[state.plan_B] & guided(planned)
     turn = Turn(planned, point_BCHW, asks_R, np.flatnonzero(twice_B))
     call, asked = question(state, turn)
@@ -134,6 +133,34 @@ def at_other(state: Trajectories, x_BCHW: Tensor) -> Trajectories:
     """The state, at the end of a step, with other images in place of its own: what is done stays, the rest follows."""
     after = state.changed(x_BCHW=x_BCHW, turn=None)
     return after if after.done_B.any() else turned(after)
+
+
+def _carried(state: Trajectories, planned: np.ndarray, velocity_BCHW: Tensor, usable_B: np.ndarray) -> Tensor:
+    """Images after this velocity: see `solver_schedule.VELOCITY`."""
+    moves, x_BCHW = planned["moves"], state.x_BCHW
+    if state.plans.draws:
+        keep = each(planned["keep"], x_BCHW)
+        x_BCHW = x_BCHW * (keep if isinstance(keep, float) else append_dims(keep, x_BCHW))
+    rows = np.arange(len(moves)) if len(moves) > 1 else 0
+    # Most often all rows are alike, and one of them says it for all.
+    same = len(moves) == 1 and bool((usable_B == usable_B[0]).all())
+    by_BN = moves[:, usable_B[0]] if same else moves[rows, usable_B]
+    x_BCHW = _moved(x_BCHW, (velocity_BCHW, *state.history), by_BN)
+    return _with_noise(state, planned, x_BCHW) if state.plans.draws else x_BCHW
+
+
+def _with_noise(state: Trajectories, planned: np.ndarray, x_BCHW: Tensor) -> Tensor:
+    noise_B = spread(planned["noise"], len(state))
+    rows = np.flatnonzero(noise_B)
+    if not len(rows):
+        return x_BCHW
+    drawn_RCHW = state.step_noise(rows, spread(planned["step"], len(state))[rows])
+    noise_R = append_dims(upload(noise_B[rows], x_BCHW.device).to(x_BCHW), x_BCHW)
+    return x_BCHW.index_add(0, upload(rows, x_BCHW.device), noise_R * drawn_RCHW)
+
+
+def _moved(x_BCHW: Tensor, velocities: tuple[Tensor, ...], by_BN: np.ndarray) -> Tensor:
+    return moved(x_BCHW, velocities, [each(by_BN[:, number], x_BCHW) for number in range(len(velocities))])
 
 
 def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor]) -> Tensor:

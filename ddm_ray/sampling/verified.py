@@ -1,4 +1,4 @@
-"""A folder whose files are known by size and checksum: nothing of it is used that isn't as it was written."""
+"""A folder with files of known sizes and checksums: only files that are as they were written are used."""
 
 import sys
 from collections.abc import Mapping

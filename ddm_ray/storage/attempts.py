@@ -31,9 +31,9 @@ STATE, WEIGHTS = "state", "weights"
 """Folders of an attempt's training states and of the weights that it publishes."""
 Folders = dict[tuple[int, str], dict[str, int]]
 """Sizes of the files of each folder of one kind, by the attempt's number and the folder's name."""
-MOST_ATTEMPTS = 10**9
+MAX_ATTEMPTS = 10**9
 _ATTEMPT, _STEP = re.compile(r"[0-9]{4,9}"), re.compile(r"step-([0-9]{9,15})")
-MOST_RIVALS, RIVAL_SECONDS = 64, 0.2
+MAX_RIVALS, RIVAL_SECONDS = 64, 0.2
 """Numbers that a claim loses to others at most, and the longest pause after each."""
 
 
@@ -81,9 +81,11 @@ class Attempt:
         self.store.write(f"{self.prefix}/{HEARTBEAT}", json.dumps(progress).encode())
 
     def last_beat(self) -> dict[str, Any]:
-        """The progress of its last heartbeat; empty before the first. Raises CorruptArtifact if that was altered."""
-        fields = read_note(self.store, f"{self.prefix}/{HEARTBEAT}", Beat)
-        return {} if fields is None else {**fields, "attempt": self.number}
+        """The progress of its last heartbeat; empty before the first, and if it can't be read."""
+        with suppress(CorruptArtifact):
+            if fields := read_note(self.store, f"{self.prefix}/{HEARTBEAT}", Beat):
+                return {**fields, "attempt": self.number}
+        return {}
 
     def fail(self, note: dict[str, Any]) -> None:
         """Say why this attempt ended, if nobody has: `error`, its `kind`, and if trying again is in vain (`final`)."""
@@ -192,33 +194,40 @@ def _is_artifact(path: Any) -> bool:
 def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({})) -> Attempt:
     """Claim the next free attempt number of a job, against its rivals; `about` is kept with the claim.
 
-    Raises StorageError if MOST_RIVALS numbers in a row are taken that storage didn't list.
+    Raises StorageError as `claim_number` does.
     """
     fields = {**about, "host": socket.gethostname(), "pid": os.getpid(), "id": uuid4().hex}
-    first = max(claimed(store, job), default=0) + 1
-    if first + MOST_RIVALS > MOST_ATTEMPTS:
-        raise StorageError(
-            f"{store.url}/{job}/attempts/{first - 1:04d}: no number is left after it; delete it", passes=False
-        )
-    for number in range(first, first + MOST_RIVALS):
-        if store.create(f"{job}/attempts/{number:04d}/{CLAIM}", json.dumps(fields).encode()):
-            return Attempt(store, job, number)
+    return Attempt(store, job, claim_number(store, f"{job}/attempts", fields))
+
+
+def claim_number(store: Store, folder: str, fields: Mapping[str, Any]) -> int:
+    """Claim the next free number of a folder, as a claim with these fields that storage creates for one only.
+
+    Raises StorageError if MAX_RIVALS numbers in a row are taken that storage didn't list.
+    """
+    first = max(_numbers(store, folder), default=0) + 1
+    if first + MAX_RIVALS > MAX_ATTEMPTS:
+        raise StorageError(f"{store.url}/{folder}/{first - 1:04d}: no number is left after it; delete it", passes=False)
+    for number in range(first, first + MAX_RIVALS):
+        if store.create(f"{folder}/{number:04d}/{CLAIM}", json.dumps(fields).encode()):
+            return number
         time.sleep(random.uniform(0, RIVAL_SECONDS))
-    last = f"{store.url}/{job}/attempts/{first:04d} to {first + MOST_RIVALS - 1:04d}"
+    last = f"{store.url}/{folder}/{first:04d} to {first + MAX_RIVALS - 1:04d}"
     raise StorageError(f"{last}: storage answers that all these exist, and listed none of them; ask its provider")
 
 
 def claimed(store: Store, job: str) -> list[int]:
     """Numbers of a job's attempts, ascending."""
-    numbers = map(attempt_number, store.folders(f"{job}/attempts"))
+    return _numbers(store, f"{job}/attempts")
+
+
+def _numbers(store: Store, folder: str) -> list[int]:
+    numbers = map(attempt_number, store.folders(folder))
     return sorted(number for number in numbers if number is not None)
 
 
 def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
-    """Progress last told by the newest attempt that told any, with its `attempt` number; None if none did.
-
-    Raises CorruptArtifact if that heartbeat was altered.
-    """
+    """Progress last told by the newest attempt that told any, with its `attempt` number; None if none did."""
     for number in reversed(claimed(store, job)):
         if beat := Attempt(store, job, number).last_beat():
             return beat

@@ -52,6 +52,7 @@ class RowsInfo(Info):
     `duplicates` are images equal to an earlier one, of which `dropped` were left out. `classes`: names by folder.
     `ignored`: files that aren't read, by their ending. `reasons`: the commonest ones. `networks`: fingerprints of the
     embedder, autoencoder and text encoder that made them, of those that aren't the run's own. `versions`: of libraries.
+    `credit`: words on whose the pictures are, of a source that has some.
     """
 
     rows: Count
@@ -67,6 +68,11 @@ class RowsInfo(Info):
     reasons: tuple[Reason, ...]
     networks: dict[str, str] = {}
     versions: dict[str, str] = {}
+    credit: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields that a manifest holds: rows without a credit have the bytes that they had in an older version."""
+        return {name: value for name, value in super().as_json().items() if name != "credit" or value}
 
 
 class CentroidsInfo(Info):

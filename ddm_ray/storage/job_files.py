@@ -64,10 +64,10 @@ class JobFiles:
         return max((int(match[1]) for key in self.sizes if (match := _TAKE.fullmatch(key))), default=0)
 
     @property
-    def elders(self) -> list[int]:
+    def older(self) -> list[int]:
         """Numbers of older attempts that may train on beside the newest one, newest first.
 
-        They have beaten and told of no end, and none after them has saved a state: that would have taken their place.
+        They have beaten and noted no end, and none after them has saved a state: that would have taken their place.
         """
         first = self.saved[0]
         older = [number for number in self.attempts[:-1] if number >= first]

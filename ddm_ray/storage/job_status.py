@@ -10,8 +10,8 @@ from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.launches import Launch, has_given_up, lives, place_of
 from ddm_ray.storage.store import Store
 
-MOST_BEAT_SECONDS = 60.0
-"""Pause between two beats that a heartbeat is believed to announce at most."""
+MAX_BEAT_SECONDS, MAX_LEASE_SECONDS = 60.0, 3600.0
+"""Longest pause between two beats that a heartbeat may announce, and longest lease of an attempt of slow steps."""
 START_SECONDS = 600.0
 """Time for which a launch that lives may have no attempt: Ray starts meanwhile, or nodes do, and nothing beats."""
 
@@ -111,16 +111,16 @@ class JobStatus:
         """Steps of the whole job; None before any attempt's first heartbeat."""
         return _count(self.heartbeat.get("steps"))
 
-    def patience(self, seconds: float) -> float:
-        """Longest silence of a living job: `seconds`, or three of its beats or steps; it beats between steps.
+    def lease_seconds(self, least: float) -> float:
+        """Length of its lease: three of its beats or steps, since it beats between steps; `least` at least.
 
-        A launch is silent from its beginning to its first attempt, for START_SECONDS at least.
+        A launch is silent from its beginning to its first attempt: its lease is START_SECONDS.
         """
         if not self.attempt:
-            return max(seconds, START_SECONDS)
+            return max(least, START_SECONDS)
         rate, pause = self.value("steps_per_second"), self.value("beat_seconds") or 0.0
-        pause = min(max(pause, 0.0), MOST_BEAT_SECONDS) if pause == pause else 0.0
-        return max(seconds, 3 * pause, 3 / rate if rate and rate > 0 else 0.0)
+        pause = min(max(pause, 0.0), MAX_BEAT_SECONDS) if pause == pause else 0.0
+        return max(least, 3 * pause, min(MAX_LEASE_SECONDS, 3 / rate) if rate and rate > 0 else 0.0)
 
     def value(self, name: str) -> float | None:
         """A number of the attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
@@ -134,10 +134,7 @@ def _count(given: Any) -> int | None:
 
 
 def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> JobStatus | None:
-    """Progress of the job, from its listed files; None if nobody has launched it.
-
-    Raises CorruptArtifact for a damaged heartbeat.
-    """
+    """Progress of the job, from its listed files; None if it was never launched."""
     files = files or list_jobs(store, [job])[job]
     launch = _last_launch(store, files)
     if not files.attempts:

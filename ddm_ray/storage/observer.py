@@ -1,28 +1,33 @@
-"""Observers: who looks at a run again and again, and so sees who lives. What is rarely new is rarely asked for."""
+"""Observers look at a run again and again, and so see which attempts live. What rarely changes is rarely asked for."""
 
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from ddm_ray.storage.elders import Elders
-from ddm_ray.storage.pulse import Pulses
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.job_status import JobStatus
+from ddm_ray.storage.judge import Sightings, judge, sight_of
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, reread, survey
+from ddm_ray.storage.status import REQUESTS, Status, reread, survey
 
 LIST_SECONDS = 60.0
 """Time after which an observer lists anew at the latest. A listing costs as much as a dozen reads a thousand files."""
 LOOK_SECONDS, MAX_PAUSE_SECONDS = 0.5, 5.0
 """Pause between looks, at first and where nothing has changed for minutes."""
 ONCE_SECONDS, AGAIN_SECONDS = 60.0, 5.0
-"""Time that who looks once takes for it at most, and the pause between its listings."""
+"""Longest time that a single look takes, and the pause between its listings."""
+MAX_OLDER = 8
+"""Older attempts of a job that are read at most: what kills each at once may leave hundreds."""
 
 
 class Observer:
     """Looks at artifacts as often as it is asked to. A look reads the heartbeats of jobs that are begun.
 
-    A job whose newest attempt gives no sign of life is told by an older one that trains on, if it has one.
+    A job's status is that of its newest attempt; while that gives no sign of life, of an older one that trains on, if
+    there is one. Older ones are read, mostly by one request a job, while it has seen no sign of life of the newest.
 
     It lists what there is, by `listing` (earlier statuses -> statuses), after a tenth of the time for which nothing has
     changed, in seconds at least `least` and at most `most`; at once before it tells of a change that it has seen in
@@ -37,7 +42,8 @@ class Observer:
         most: float = LIST_SECONDS,
     ):
         self._run, self._listing, self._least, self._most = run, listing, least, most
-        self._pulses, self._elders = Pulses(), Elders(run.store)
+        self._seen = Sightings()
+        self._seen_older: dict[str, Sightings] = {}  # by the newest attempt: after another one they are seen afresh
         self._newest, self._known = list[Status](), list[Status]()  # by the newest attempts alone, and as they are told
         self._listed_at: float | None = None
         self._changed_at = math.inf
@@ -73,8 +79,46 @@ class Observer:
         return statuses
 
     def _judge(self, statuses: Iterable[Status], now: float) -> list[Status]:
-        self._newest = observe(statuses, self._pulses, now)
-        return self._elders.look(self._newest, self._pulses, now)
+        self._newest = observe(statuses, self._seen, now)
+        doubted = {known.artifact for known in self._newest if _doubted(known, self._seen, now)}
+        names = [_name(known) for known in self._newest if known.artifact in doubted]
+        self._seen_older = {name: self._seen_older.get(name) or Sightings() for name in names}
+        if not doubted:
+            return self._newest
+
+        def with_older(known: Status) -> Status:
+            return self._with_older(known, now) if known.artifact in doubted else known
+
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            return list(pool.map(with_older, self._newest))
+
+    def _with_older(self, known: Status, now: float) -> Status:
+        """The status by an older attempt that is seen to live; else with those of which that can't be said yet."""
+        job, seen = known.job, self._seen_older[_name(known)]
+        assert job and job.files
+        moved: list[Status] = []
+        undecided: list[int] = []
+        numbers = sorted(job.files.older[:MAX_OLDER], key=lambda each: not seen.changed(sight_of(known.artifact, each)))
+        for number in numbers:
+            # The last heartbeat that the job has was read for this very look.
+            read = known.state == "begun" and job.heartbeat.get("attempt") == number
+            heartbeat = job.heartbeat if read else Attempt(self._run.store, known.artifact, number).last_beat()
+            if not heartbeat:
+                continue
+            older = JobStatus(number, heartbeat, None, job.milestone, job.saved, beside=job, files=job.files)
+            status = replace(known, state="begun", job=older)
+            assert status.lease
+            verdict = judge(known.artifact, [status.lease], seen, now)[number]
+            status = replace(status, silent_seconds=seen.see(_name(status), older.beat, now))
+            if seen.changed(_name(status)):
+                moved.append(status)
+            if verdict == "alive":
+                break
+            if verdict == "silent":
+                undecided.append(number)
+        if moved and (known.state == "failed" or known.silent or job.left or not job.beats):
+            return min(moved, key=lambda status: status.silent_seconds or 0.0)
+        return replace(known, older=tuple(undecided))
 
 
 def _outline(statuses: Iterable[Status]) -> list[tuple[object, ...]]:
@@ -83,13 +127,27 @@ def _outline(statuses: Iterable[Status]) -> list[tuple[object, ...]]:
     return [(known.artifact, known.state, known.silent, job and (job.attempt, job.phase)) for known, job in jobs]
 
 
-def observe(statuses: Iterable[Status], pulses: Pulses, now: float) -> list[Status]:
-    """The statuses, with how long the observer of these `pulses` has seen no sign of each job's life until `now`."""
+def observe(statuses: Iterable[Status], seen: Sightings, now: float) -> list[Status]:
+    """The statuses, with how long an observer with these sightings has seen no sign of each job's life until `now`."""
 
     def silent_seconds(status: Status) -> float | None:
-        return None if status.job is None else pulses.take(status.artifact, status.job.attempt, status.job.sign, now)
+        return None if status.job is None else seen.see(_name(status), status.job.sign, now)
 
     return [replace(status, silent_seconds=silent_seconds(status)) for status in statuses]
+
+
+def _name(status: Status) -> str:
+    """Name of the counter of the job's attempt."""
+    assert status.job
+    return sight_of(status.artifact, status.job.attempt)
+
+
+def _doubted(status: Status, seen: Sightings, now: float) -> bool:
+    """True if an older attempt may train, and the newest gives no sign of life."""
+    job = status.job
+    if job is None or job.files is None or status.lease is None or status.state not in ("begun", "failed"):
+        return False
+    return bool(job.files.older) and judge(status.artifact, [status.lease], seen, now)[job.attempt] != "alive"
 
 
 def survey_once(
@@ -101,7 +159,7 @@ def survey_once(
     """
     observer, began = Observer(run, partial(survey, run), least=AGAIN_SECONDS, most=AGAIN_SECONDS), clock()
     statuses = observer.look(began)
-    undecided = {each.artifact for each in statuses if each.elders or (each.state == "begun" and each.job)}
+    undecided = {each.artifact for each in statuses if each.older or (each.state == "begun" and each.job)}
     while undecided and clock() - began < ONCE_SECONDS:
         sleep(LOOK_SECONDS)
         statuses = observer.look(clock())
@@ -112,4 +170,4 @@ def survey_once(
 
 def _undecided(status: Status) -> bool:
     """True if it can't be said yet whether the job lives."""
-    return bool(status.elders) or (status.state == "begun" and bool(status.silent_seconds) and not status.silent)
+    return bool(status.older) or (status.state == "begun" and bool(status.silent_seconds) and not status.silent)

@@ -136,15 +136,27 @@ class Run:
 
         That is once rows are made of a source that has some.
         """
-        data, manifest = self.config.data, None
-        if data.classes_are_counted:
-            with suppress(CorruptArtifact, StorageError):
-                manifest = self.manifest(graph.ROWS)
-        names = (RowsInfo.of(manifest).classes or ()) if manifest else ()
+        data = self.config.data
+        rows = self._rows if data.classes_are_counted else None
+        names = (rows.classes or ()) if rows else ()
         if not 0 < len(names) <= len(data.class_names):
             return self.config
         named = data.model_copy(update={"class_names": names + data.class_names[len(names) :]})
         return self.config.model_copy(update={"data": named})
+
+    @property
+    def credit(self) -> str | None:
+        """Words on whose the pictures are, as the rows have them of their source; None: it asks for none."""
+        rows = self._rows
+        return rows.credit if rows else None
+
+    @property
+    def _rows(self) -> RowsInfo | None:
+        """The record of the rows; None where they aren't made, or can't be read."""
+        with suppress(CorruptArtifact, StorageError):
+            if manifest := self.manifest(graph.ROWS):
+                return RowsInfo.of(manifest)
+        return None
 
     @property
     def experts(self) -> tuple[Artifact, ...]:

@@ -1,36 +1,29 @@
 """The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
 
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Stopped, StorageError
-from ddm_ray.remedies import Accept, Allow, Fix, Resume
-from ddm_ray.spelling import printable, spelled_out
+from ddm_ray.remedies import Allow
 from ddm_ray.storage import graph
 from ddm_ray.storage.chunk_records import ChunksProgress, chunks_progress
 from ddm_ray.storage.graph import PARTITION, REPORT, Artifact
-from ddm_ray.storage.info import Info, PartitionInfo, TrainedInfo
+from ddm_ray.storage.info import Info
 from ddm_ray.storage.job_files import JobFiles, list_jobs
 from ddm_ray.storage.job_status import JobStatus, job_status
-from ddm_ray.storage.launches import place_of
+from ddm_ray.storage.judge import Lease
 from ddm_ray.storage.listing import list_of
 from ddm_ray.storage.manifest import Manifest
 from ddm_ray.storage.run import RUN_FILE, Run
-from ddm_ray.storage.store import is_local
 
 SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 """Silence from which a job may be dead, while it trains and between attempts.
 
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
-BEAT_BYTES = 4096  # room on a disk that a heartbeat takes
 REQUESTS = 8
-MOST_SHARES = 8
-"""Clusters of which a line tells their shares."""
 UNITS = {
     "rows": "units of the source",
     "replay": "portions of images",
@@ -49,7 +42,7 @@ class Status:
     one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
     read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
     this run has accepted, where that is done by hand. `silent_seconds`: how long an observer has seen no sign of a
-    job's life, None before `observe`. `elders`: numbers of older attempts that may train on beside the newest, as far
+    job's life, None before `observe`. `older`: numbers of older attempts that may train on beside the newest, as far
     as the observer can't say so yet.
     """
 
@@ -60,7 +53,7 @@ class Status:
     job: JobStatus | None = None
     silent_seconds: float | None = None
     unjudged: bool = False
-    elders: tuple[int, ...] = ()
+    older: tuple[int, ...] = ()
     unaccepted: bool = False
     error: DDMError | None = None
     run: str = ""
@@ -75,11 +68,19 @@ class Status:
         return min(0.99, self.job.step / self.job.steps) if self.job and self.job.steps else 0.0
 
     @property
+    def lease(self) -> Lease | None:
+        """The lease of the attempt, or of the launch, by which the job's status is told; None if it has none."""
+        if (job := self.job) is None:
+            return None
+        seconds = job.lease_seconds(BETWEEN_SECONDS if job.between else SILENT_SECONDS)
+        return Lease(job.attempt, job.sign, seconds, ended=self.state not in ("begun", "waiting") or job.left)
+
+    @property
     def silent(self) -> bool:
-        """True if it is launched or begun and has given no sign for so long that it may be dead."""
-        if self.state not in ("begun", "waiting") or self.job is None or self.silent_seconds is None:
+        """True if it is launched or begun and its lease has expired: it may be dead."""
+        if self.state not in ("begun", "waiting") or self.lease is None or self.silent_seconds is None:
             return False
-        return self.silent_seconds > self.job.patience(BETWEEN_SECONDS if self.job.between else SILENT_SECONDS)
+        return self.silent_seconds > self.lease.seconds
 
     @property
     def may_be_dead(self) -> bool:
@@ -203,137 +204,3 @@ def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> St
 
 def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
     return next((name for name, record in manifest.files.items() if sizes.get(name) != record.bytes), None)
-
-
-def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
-    """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
-    return f"{status.artifact:<16} {status.word:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
-
-
-def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
-    """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed.
-
-    `phrase` puts what mends it into words. Whatever others wrote of it is spelled out.
-    """
-    waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""
-    return spelled_out(_described(status, phrase) + waits)
-
-
-def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
-    info = status.info
-    if isinstance(info, TrainedInfo):
-        heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
-        heldout += f", no held-out loss: {printable(info.unmeasured, 300)}" if info.unmeasured else ""
-        cost = f"{info.training_flops / 1e9:.1f} GFLOP in {duration(info.seconds)}"
-        return f"{info.step} steps, loss {info.loss:.4f}{heldout}, {cost}"
-    if info:
-        facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
-        words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
-        return ", ".join([*words, *(_shares(info.rows_K) if isinstance(info, PartitionInfo) else ())])
-    if status.error:
-        return status.error.text(phrase)
-    if job := status.job:
-        again = phrase(Resume(status.run, status.artifact, job.saved))
-        if status.state in ("failed", "stopped"):
-            return _failed(status, job, again, phrase)
-        if not job.attempt:
-            return _launched(status, job, again)
-        if_dead = _elders(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
-        return _begun(status, job) + _beside(job) + (if_dead if status.may_be_dead else "")
-    if chunks := status.chunks:
-        parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
-        return f"{chunks.units_done} of {chunks.units} {UNITS[status.artifact.kind]}{parts}"
-    return "waiting"
-
-
-def _shares(rows_K: Sequence[int]) -> list[str]:
-    """Words on each cluster's share of the training rows, which is its expert's in a mixture; the largest first."""
-    if not (total := sum(rows_K)):
-        return []
-    largest = sorted(range(len(rows_K)), key=lambda cluster: -rows_K[cluster])
-    words = [f"cluster {cluster} {rows_K[cluster] / total:.0%}" for cluster in largest[:MOST_SHARES]]
-    return [*words, *([f"{len(rows_K) - MOST_SHARES} others less"] if len(rows_K) > MOST_SHARES else [])]
-
-
-def _launched(status: Status, job: JobStatus, again: str) -> str:
-    launched = f"launched{place_of(job.heartbeat)}"
-    if job.lives is False:
-        return f"{launched}, and that command has ended without an attempt; {again}"
-    if job.lives:
-        long = f" for {duration(status.silent_seconds or 0.0)}" if status.silent else " yet"
-        return f"starting: {launched}, no attempt{long}"
-    if status.silent:
-        return f"waiting: no attempt for {duration(status.silent_seconds or 0.0)}, {launched}; if it died, {again}"
-    unsure = f", and no sign of life before one; if it died, {again}" if status.unjudged else ""
-    return f"waiting: {launched}, no attempt yet{unsure}"
-
-
-def _failed(status: Status, job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
-    assert job.failure
-    why = DDMError.from_fields(job.failure).text(phrase)
-    reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
-    which = f"attempt {job.attempt}{job.place}" if job.attempt else f"launched{place_of(job.heartbeat)}, no attempt"
-    text = ", ".join([f"{status.state}: {why}", which, *reached]) + (f"; {job.in_vain}" if job.in_vain else "")
-    text += _elders(status)
-    return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
-
-
-def _elders(status: Status) -> str:
-    """Words on older attempts that may live, where the newest may not."""
-    return f"; attempt {' or '.join(map(str, sorted(status.elders)))} may train on" if status.elders else ""
-
-
-def _beside(job: JobStatus) -> str:
-    """Words on the newest attempt, where an older one trains on."""
-    newest = job.beside
-    if newest is None:
-        return ""
-    how = "left" if newest.left else f"failed: {newest.failure['error']}" if newest.failure else "gives no sign of life"
-    return f"; the newer attempt {newest.attempt}{newest.place} {how}"
-
-
-def _begun(status: Status, job: JobStatus) -> str:
-    where = f"step {job.step}/{job.steps}" if job.steps else ""
-    if job.phase != "training":
-        where = f"{job.phase} at {where}" if where else job.phase
-    silence = status.silent_seconds or 0.0
-    if status.may_be_dead:
-        # First, where no narrow terminal cuts it off: a job that may be dead mustn't look alive.
-        sign = f"no sign for {duration(silence)} of looking" if status.unjudged else f"silent for {duration(silence)}"
-        sign = f"no space left on the disk of {status.run}, {sign}" if _is_full(status.run) else sign
-        where = f"{sign}, {where}" if where else sign
-    loss, workers = job.value("loss"), job.value("world_size")
-    rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
-    moves = job.phase == "training" and not status.may_be_dead
-    since = f"since step {job.saved}" if job.saved else "so far"
-    parts = {
-        where: where,
-        f"not saved {since}: {job.unsaved}": job.unsaved,
-        f"loss {loss or 0:.4f}": loss is not None and job.phase != "starting",
-        job.heldout: job.heldout,
-        f"{rate or 0:.3g} steps/s": rate and moves,
-        f"no sign for {duration(silence)}": silence > SILENT_SECONDS and not status.may_be_dead,
-        f"{duration(status.seconds_left or 0)} left": status.seconds_left is not None and moves,
-        f"{workers or 0:g} worker{'s' if workers != 1 else ''}": workers,
-        f"MFU {mfu or 0:.0%}": mfu is not None and moves,
-        job.uncompiled: job.uncompiled and moves,
-        f"weights of step {job.milestone}": job.milestone,
-        f"saved at step {job.saved}": job.saved and moves and not job.unsaved,
-        f"attempt {job.attempt}{job.place}": True,
-    }
-    return ", ".join(part for part, known in parts.items() if known)
-
-
-def _is_full(run_url: str) -> bool:
-    """True if a run's local disk has no room for a heartbeat: whoever trains there can't say so."""
-    with suppress(OSError):
-        return is_local(run_url) and shutil.disk_usage(run_url).free < BEAT_BYTES
-    return False
-
-
-def duration(seconds: float) -> str:
-    """A time for people: seconds up to ten minutes, then minutes, hours, days."""
-    for unit, size, most in (("s", 1, 600), ("min", 60, 7200), ("h", 3600, 48 * 3600)):
-        if seconds < most:
-            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.1f} days"

@@ -16,12 +16,12 @@ from ddm_ray.core.condition import Condition, Text, TextIds, with_null
 from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.objectives import Batch, Draws, draw
+from ddm_ray.train.objectives import Batch, Draws, draw_batch
 from ddm_ray.train.teachers import Teachers
 
 
 class BatchRows(Protocol):
-    """A loader, or what stands in for one: rows at places of a global batch, and the null text, if there are texts."""
+    """A loader or its substitute: rows at places of a global batch, and the null text, if there are texts."""
 
     @property
     def null_text(self) -> Text | None: ...
@@ -35,9 +35,10 @@ _Part = tuple[Batch, Tensor]
 
 
 class RankBatches:
-    """Rank `rank`'s micro-batches of a job. Shares are filled up with rows of weight 0 to be of equal size.
+    """Rank `rank`'s micro-batches of a job. Rows of weight 0 fill up its share, so that all ranks' are of equal size.
 
-    For a GPU a thread makes those of the next step meanwhile, of the same numbers, in pinned memory: `close` ends it.
+    For a GPU a thread makes the next step's micro-batches meanwhile, with the same numbers, in pinned memory. `close`
+    ends it.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class RankBatches:
         self._ahead: dict[int, Future[deque[_Part]]] = {}
 
     def close(self) -> None:
-        """End the thread that reads ahead, once it has read what it is about."""
+        """End the thread that reads ahead, once it has finished the step that it is reading."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def at(self, step: int, device: torch.device, most: int | None = None) -> Iterator[tuple[Batch, Tensor]]:
         """The micro-batches of global step `step`, each with the weight_B that its losses are summed with.
 
-        `most`: so many of them alone, and nothing is made ahead.
+        `most`: only the first so many, and the thread makes nothing ahead.
         """
         ahead = device.type != "cpu" and most is None
         for batch, weight_B in self._made_ahead(step) if ahead else islice(self._parts(step), most):
@@ -83,7 +84,7 @@ class RankBatches:
             yield batch_of(self._job, self._loader, step, self._place[part], draws), self._weight_B[part]
 
     def _made_ahead(self, step: int) -> Iterator[_Part]:
-        """Micro-batches of a step; those of the next one are begun."""
+        """Micro-batches of a step; the thread starts with those of the next step."""
 
         def make(of: int) -> Future[deque[_Part]]:
             return self._thread.submit(
@@ -92,19 +93,19 @@ class RankBatches:
 
         made = (self._ahead.pop(step, None) or make(step)).result()
         self._ahead = {step + 1: make(step + 1)} if step + 1 < self._job.train.steps else {}
-        while made:  # each is given back once it is used
+        while made:  # a used micro-batch is let go of at once, which frees its pinned memory
             yield made.popleft()
 
     def _order(self, step: int) -> Tensor:
         """The order in which this rank takes its share's rows."""
         if self._teacher is None or not self._teacher.by_cluster:
             return torch.arange(len(self._place))
-        # Back and forth, so that the experts of one step's end are those of the next one's beginning.
+        # Back and forth: the experts that a step ends with are in memory when the next step starts.
         return self._loader.cluster_B(step, self._place).argsort(stable=True, descending=bool(step % 2))
 
 
 def on_device(batch: Batch, device: torch.device, texts: StoredTexts | None) -> Batch:
-    """The batch on this device, where its texts are encoded if rows keep their ids."""
+    """The batch on this device; texts of which rows keep the ids are encoded there."""
     if isinstance(batch.condition, TextIds):
         assert texts is not None
         batch = replace(batch, condition=texts(batch.condition))
@@ -112,11 +113,11 @@ def on_device(batch: Batch, device: torch.device, texts: StoredTexts | None) -> 
 
 
 def draws_of(job: TrainJob, step: int) -> Draws:
-    """All that is random about global step `step` of a job."""
+    """All random numbers of global step `step` of a job."""
     train = job.train
     fields = (job.batch, job.image_shape, train.condition_dropout, job.times, job.flow.path, job.masking(step))
     views = job.augmentation.draw(train.seed, job.key, step, job.batch)
-    return replace(draw(train.seed, job.key, step, *fields), views=views)
+    return replace(draw_batch(train.seed, job.key, step, *fields), views=views)
 
 
 def batch_of(job: TrainJob, loader: BatchRows, step: int, place_B: Tensor, draws: Draws) -> Batch:
@@ -134,11 +135,11 @@ def batch_of(job: TrainJob, loader: BatchRows, step: int, place_B: Tensor, draws
 
 
 def _dropped(job: TrainJob, condition: Condition | TextIds, drop_B: Tensor, null: Text | None) -> Condition | TextIds:
-    """The conditions, the null one where they are dropped."""
+    """The conditions; dropped ones become the null condition."""
     if isinstance(condition, Tensor):
         assert job.null_label is not None
         return condition.masked_fill(drop_B, job.null_label)
     if isinstance(condition, TextIds):
-        return replace(condition, dropped_B=drop_B)  # once they are encoded
+        return replace(condition, dropped_B=drop_B)  # the null text takes their place once they are encoded
     assert null is not None
     return with_null(condition, drop_B, null)

@@ -1,4 +1,4 @@
-"""The beginning of an attempt: the number that it claims, and what it takes over from the attempts before it."""
+"""Claiming an attempt: its number, and the rows at once and threads that it takes over from earlier attempts."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ import torch.distributed as dist
 from ddm_ray.cores import threads_for
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed
+from ddm_ray.storage.fencing import require_standing
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.stops import StopRequests
 from ddm_ray.storage.store import Store
-from ddm_ray.storage.succession import require_standing
 from ddm_ray.storage.versions import versions
 from ddm_ray.train.job import TrainJob
 
@@ -27,9 +27,9 @@ with one, and a step of 15e9 0.83 times as long."""
 def begin_attempt(
     lineage: Sequence[Run], job: TrainJob, placement: TrainPlacement, launch: Launch | None
 ) -> tuple[int, int, int]:
-    """Claim the next number; it, how many rows are to be taken at once, and threads.
+    """Claim the job's next attempt: its number, its rows at once, and its CPU threads.
 
-    Raises why the launch is over, if it is.
+    Raises the error that ended the launch, if it may begin no further attempt.
     """
     store = lineage[0].store
     if launch:
@@ -39,16 +39,15 @@ def begin_attempt(
     share = math.ceil(job.batch / world)
     how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}
     like: dict[str, Any] = {"asked": {"micro_batch": placement.micro_batch, "device": device_name(), **how}}
-    most = most_rows(store, job.artifact, like)
-    who = {"world_size": world, "versions": versions(), **(launch.claim_fields() if launch else {})}
-    threads = placement.threads or kept_threads(lineage, job.artifact) or own_threads(placement, job)
-    about = {**who, **like, "most_rows": most, "threads": threads}
-    number = claim(store, job.artifact, about).number
+    most = rows_that_fit(store, job.artifact, like)
+    world_fields = {"world_size": world, "versions": versions(), **(launch.claim_fields() if launch else {})}
+    threads = placement.threads or threads_of_last_attempt(lineage, job.artifact) or default_threads(placement, job)
+    number = claim(store, job.artifact, {**world_fields, **like, "most_rows": most, "threads": threads}).number
     return number, min(rows for rows in (share, placement.micro_batch, most) if rows is not None), threads
 
 
-def own_threads(placement: TrainPlacement, job: TrainJob) -> int:
-    """CPU threads of a worker where nothing else says how many: one for each whole CPU that it asks Ray for.
+def default_threads(placement: TrainPlacement, job: TrainJob) -> int:
+    """CPU threads of a worker by default: one for each whole CPU that it asks Ray for.
 
     At least one, and at most one for each FLOPS_PER_THREAD of the worker's part of a step.
     """
@@ -56,17 +55,20 @@ def own_threads(placement: TrainPlacement, job: TrainJob) -> int:
     return min(threads_for(placement.asked.get("CPU", 1.0)), max(1, flops // FLOPS_PER_THREAD))
 
 
-def kept_threads(lineage: Sequence[Run], job: Artifact) -> int | None:
-    """CPU threads that a job's last attempt had, or that of a run which this one extends; None before the first one."""
+def threads_of_last_attempt(lineage: Sequence[Run], job: Artifact) -> int | None:
+    """CPU threads of the job's last attempt, in this run or in one that it extends; None before the first attempt."""
     for run in lineage:
         if numbers := claimed(run.store, job):
-            # Attempts of versions that didn't record them had one, unless a number was given.
+            # Older versions didn't record the number: it was one, unless the placement gave another.
             return int(Attempt(run.store, job, max(numbers)).claim().get("threads", 1))
     return None
 
 
-def most_rows(store: Store, job: str, like: dict[str, Any]) -> int | None:
-    """Number of rows that fit at once, as far as the last attempt like this one found out; None if it didn't."""
+def rows_that_fit(store: Store, job: str, like: dict[str, Any]) -> int | None:
+    """Number of rows that fit into memory at once, as the last attempt with these claim fields learnt; None: unknown.
+
+    It is halved each time that memory runs out.
+    """
     for number in reversed(claimed(store, job)):
         attempt = Attempt(store, job, number)
         claim_fields = attempt.claim()

@@ -1,21 +1,16 @@
-"""Peak FLOP/s of a device, and the share of it that a training uses (MFU: PaLM, arXiv 2204.02311, app. B)."""
+"""Peak FLOP/s of a GPU, and the share of it that a training uses (MFU: PaLM, arXiv 2204.02311, app. B)."""
 
-import os
 import re
-import time
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
-
-MEASURE_SECONDS = 0.15
 
 
 @dataclass(frozen=True)
 class Peak:
     """Dense peak of matrix products in TFLOP/s, without sparsity, as NVIDIA's data sheets and white papers say.
 
-    bf16 and TF32 on tensor cores with fp32 accumulation, fp32 on the others; None where there are none.
+    bf16 and TF32 on tensor cores with fp32 accumulation, fp32 on ordinary cores; None without tensor cores.
     """
 
     bf16: float | None
@@ -40,20 +35,17 @@ PEAKS: dict[str, Peak] = {
     r"Tesla V100-SXM2-\d+GB": Peak(None, None, 15.7),
     r"Tesla V100-PCIE-\d+GB": Peak(None, None, 14),
 }
-"""By the whole of torch's name for the device: parts of one (MIG), and laptops' and other variants, are others."""
+"""Peaks by torch's whole name for the device: a part of one (MIG) and a laptop's variant have other peaks."""
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Dense peak FLOP/s of matrix products in "bf16" or "fp32" on this device; None if it isn't known.
+    """Dense peak FLOP/s of matrix products in "bf16" or "fp32" on this device; None if it isn't known, as for a CPU.
 
-    fp32 is counted at TF32's rate where `torch.set_float32_matmul_precision` allows that. A CPU is measured once for
-    each precision and number of threads, for at most 0.2 s.
+    fp32 is counted at TF32's rate if `torch.set_float32_matmul_precision` allows that.
     """
-    if device.type == "cuda":
-        return named_peak(torch.cuda.get_device_name(device), precision, torch.get_float32_matmul_precision())
-    if device.type == "cpu":
-        return _measured(precision, torch.get_num_threads())
-    return None
+    if device.type != "cuda":
+        return None
+    return named_peak(torch.cuda.get_device_name(device), precision, torch.get_float32_matmul_precision())
 
 
 def named_peak(name: str, precision: str, fp32_matmul: str = "highest") -> float | None:
@@ -68,36 +60,12 @@ def named_peak(name: str, precision: str, fp32_matmul: str = "highest") -> float
     return None if peak is None else peak * 1e12
 
 
-@lru_cache
-def _measured(precision: str, threads: int) -> float:
-    """The best of some matrix products, larger and larger while there is time. `threads` is what the result is for."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    ends, size, best = time.perf_counter() + MEASURE_SECONDS, 64, 0.0
-    with torch.no_grad():
-        while True:
-            a, b = (torch.full((size, size), 0.5, dtype=dtype, device="cpu") for _ in range(2))
-            for _ in range(3):
-                began = time.perf_counter()
-                torch.mm(a, b)
-                took = time.perf_counter() - began
-                best = max(best, 2 * size**3 / took)
-            # Twice the size takes eight times as long, three times over; a slow format ends early.
-            if time.perf_counter() + 24 * took > ends:
-                return best
-            size *= 2
-
-
 def mfu(flops_per_row: float, rows_per_second: float, world_size: int, peak: float | None) -> float | None:
     """Share of the peak that the model's own FLOPs take, 0 to 1; None without a peak.
 
-    `rows_per_second` are those of all `world_size` devices together, each with a peak of `peak` FLOP/s.
+    `rows_per_second` counts all `world_size` devices together, each with a peak of `peak` FLOP/s.
     """
     if not peak:
         return None
-    # Clocks may run faster than the data sheet says, and than in a short measurement.
+    # Clocks may run faster than the data sheet says.
     return min(1.0, flops_per_row * rows_per_second / (world_size * peak))
-
-
-def ranks_here() -> int:
-    """Number of ranks of this world that share this machine's memory."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

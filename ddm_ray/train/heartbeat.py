@@ -1,4 +1,4 @@
-"""The heartbeat of an attempt: what it told last is written by a thread, so that training never waits for storage."""
+"""The heartbeat of an attempt: a thread writes the last progress, so that training never waits for storage."""
 
 import sys
 import time
@@ -13,19 +13,19 @@ TRAINING, LEAVING = "training", "leaving"
 
 
 def beat_seconds(age: float) -> float:
-    """Seconds between two beats of what has gone on for `age` seconds: a fiftieth of that, within limits.
+    """Seconds between two beats of an attempt that is `age` seconds old: a fiftieth of that, within limits.
 
-    People look at what has just begun; later each beat is a request that somebody pays for.
+    People watch an attempt when it is new; later they pay for each beat, which is a request to storage.
     """
     return min(MAX_BEAT_SECONDS, max(BEAT_SECONDS, age / 50))
 
 
 class Heartbeat:
-    """Beats once for each `tell`, if storage is that fast; and by itself in phases that don't tell by steps.
+    """Beats once for each `tell`, if storage is that fast, and by itself in phases without steps.
 
-    While training it beats only as steps are done: what hangs falls silent. Each beat says in `beat_seconds` when the
-    next one is due, so that readers know from when on it is missing. Of beats that fail, the first, second, fourth and
-    so on are warned of.
+    In the training phase it beats only as steps are done, so that an attempt that hangs falls silent. Each beat says in
+    `beat_seconds` when the next one is due, so that readers know from when on it is missing. A warning is printed of
+    the first, second, fourth, eighth (and so on) beat that fails.
     """
 
     def __init__(self, attempt: Attempt, always: dict[str, Any]):
@@ -38,13 +38,13 @@ class Heartbeat:
         self._thread.start()
 
     def tell(self, phase: str, **progress: Any) -> None:
-        """Say how far the attempt is; of several that come fast the last is written."""
+        """Set the progress to write; of several that come fast only the last is written."""
         with self._changed:
             self._progress, self._fresh = {"phase": phase, **progress}, True
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what was told last, and that it leaves, so that readers look for why; then end.
+        """Write the last progress once more, with the phase LEAVING, so that readers look for the reason; then end.
 
         Waits CLOSE_SECONDS at most. Never raises.
         """
@@ -71,7 +71,7 @@ class Heartbeat:
                 self._beats += 1
                 try:
                     self._attempt.beat({"beat": self._beats, "beat_seconds": pause, **progress, **self._always})
-                except Exception as error:  # a border: training goes on without it
+                except Exception as error:  # any error: training goes on without heartbeats
                     failed += 1
                     if failed.bit_count() == 1:
                         times = f" ({failed} heartbeats failed)" if failed > 1 else ""

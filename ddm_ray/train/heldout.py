@@ -1,7 +1,7 @@
-"""The held-out loss while training: that of the EMA weights on a few rows that are never trained on.
+"""The held-out loss while training: the loss of the EMA weights on a few rows that are never trained on.
 
-Always the same rows, noise and times, so that two measurements differ by the weights alone. D draws of noise and time,
-B of a micro-batch, G groups of rows, M measurements.
+Rows, noise and times are always the same, so that two measurements differ by the weights alone. D draws of noise and
+time, B of a micro-batch, G groups of rows, M measurements.
 """
 
 import math
@@ -27,27 +27,28 @@ from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import on_device
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective
+from ddm_ray.train.ranks import gather_objects
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
 
 GROUPS = 8
-"""Groups of held-out rows (G), each with a mean of its own: by how these differ a mean's standard error is known."""
+"""Groups of held-out rows (G), each with a mean of its own: their spread gives the standard error of the whole mean."""
 STEPS, DRAWS, LOSSES = "heldout_step", "heldout_draws", "heldout"
 """Names in a training's curve: steps done at each measurement, its draws, its groups' mean losses (M x G, flat)."""
 SHARE = 0.06
-"""Share of training's FLOPs that measurements cost at first; it halves each time that as many steps more are done."""
+"""Share of training's FLOPs that measurements cost at first; it halves each time that the number of steps doubles."""
 FORWARD = 1 / 3
-"""Cost of a row that is measured, over that of one trained on."""
+"""Cost of measuring a row, as a share of the cost of training on it."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps at which a job's held-out loss is measured, on `draws` draws: after the last of `steps`, and on a grid.
+    """Steps at which a job's held-out loss is measured, with `draws` draws: after the last of `steps`, and on a grid.
 
-    The grid doesn't depend on how many steps there are, so that an extended training is measured as a longer one: every
-    `first` steps up to eight times as many, then every two, every four of these and so on, which is at each quarter of
-    a doubling.
+    The grid is every `first` steps up to eight times as many, then every two times `first`, every four times and so on:
+    four measurements to each doubling. It doesn't depend on the number of steps, so that an extended training is
+    measured at the same steps as one that was longer from the start.
     """
 
     first: int
@@ -56,22 +57,18 @@ class Schedule:
 
     @classmethod
     def of(cls, job: TrainJob, placement: TrainPlacement) -> Self | None:
-        """The schedule of a job with held-out rows; None where none is to be measured."""
+        """The schedule of a job with held-out rows; None if the placement or the job measures none."""
         if not placement.heldout_rows or job.guided:
             return None
         draws = max(GROUPS, placement.heldout_rows)
         return cls(math.ceil(FORWARD * draws / (SHARE * job.batch)), draws, job.train.steps)
 
-    def rows_at_once(self, micro_batch: int, world: int) -> int:
-        """Rows that each rank of so many takes through the model at once where steps take `micro_batch`."""
-        return min(micro_batch, math.ceil(self.draws / world))
-
     def due(self, done: int) -> bool:
-        """True if it is to be measured after so many steps, 1 or more."""
+        """True if it is time to measure after so many steps, 1 or more."""
         return done == self.steps or done % self._every(done) == 0
 
     def kept(self, curve: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-        """The measurements in a curve that this schedule would have made; not an extended run's after its last step."""
+        """The measurements in a curve that this schedule would have made too: an extended run's last step isn't one."""
         steps, losses_MG = measurements(curve)
         drawn = zip(steps, curve.get(DRAWS, ()), losses_MG, strict=False)
         rows = [(step, losses_G) for step, draws, losses_G in drawn if draws == self.draws and self.due(int(step))]
@@ -82,7 +79,7 @@ class Schedule:
 
 
 def measured_curve(draws: int, rows: Sequence[tuple[float, Sequence[float]]]) -> dict[str, list[float]]:
-    """Measurements, a step and losses_G each, as a curve keeps them; without any nothing."""
+    """Measurements, a step and losses_G each, in the form of a curve; empty without measurements."""
     if not rows:
         return {}
     losses = [loss for _, losses_G in rows for loss in losses_G]
@@ -120,7 +117,7 @@ class HeldoutLoss:
         first = min(rank * share, schedule.draws)
         self._own = range(first, min(first + share, schedule.draws))
         # Ranks take equally many micro-batches of equal size: each is a collective under ZeRO 3, and compiled once.
-        self._micro_batch = schedule.rows_at_once(micro_batch, world)
+        self._micro_batch = min(micro_batch, share)
         self._parts = math.ceil(share / self._micro_batch)
         numbers = stream(job.train.seed, HELDOUT, *job.key)
         stratum_D = numbers.permutation(schedule.draws)
@@ -131,9 +128,9 @@ class HeldoutLoss:
     def of(
         cls, run: Run, job: TrainJob, placement: TrainPlacement, micro_batch: int, texts: StoredTexts | None
     ) -> tuple[Self | None, str]:
-        """The held-out loss of a job, with its rows in memory; None where none is measured, and why if that is unasked.
+        """The held-out loss of a job, with its rows in memory, or None; and why it isn't measured, if it should be.
 
-        All ranks must ask. Rows that are too few, or can't be read, end nothing.
+        All ranks must call it. Training goes on if rows are too few, or can't be read.
         """
         schedule = Schedule.of(job, placement)
         if schedule is None:
@@ -146,22 +143,21 @@ class HeldoutLoss:
                 rows = heldout_rows(run, job.shards, schedule.draws, placement.cache)
                 if isinstance(ids := rows.condition(), TextIds) and texts is not None:
                     texts.require_known(ids)
-        except DDMError as error:  # of rows that no step needs
+        except DDMError as error:  # no step needs these rows
             problem = one_line(error)
-        problems = [""] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
+        problems = gather_objects(problem)
         if rows is None or any(problems):
             return None, next(filter(None, problems))
         return cls(job, schedule, rows, micro_batch, texts), ""
 
     @property
     def steps(self) -> float:
-        """Training steps that a measurement costs about as much as."""
+        """Number of training steps that cost about as much as a measurement."""
         return FORWARD * self._draws / self._job.batch
 
     @torch.no_grad()
     def measure(self, engine: "Engine") -> list[float]:
-        """Mean losses of the G groups of rows, by the EMA weights; what is trained on stays as it is, to the bit.
+        """Mean losses of the G groups of rows, by the EMA weights; the training state stays as it is, to the bit.
 
         Every rank must call it.
         """
@@ -195,11 +191,11 @@ class HeldoutLoss:
         )
 
     def _noise(self, draw: int) -> Tensor:
-        # Each draw's by itself: of large images not all fit in memory at once.
+        # One stream a draw: the noise of all draws, for large images, may not fit in memory at once.
         numbers = stream(self._job.train.seed, HELDOUT, *self._job.key, draw)
         return torch.from_numpy(numbers.standard_normal(self._job.image_shape, np.float32))
 
 
 def measured_objective(job: TrainJob) -> Objective:
-    """The loss that is measured: the job's own, of a student that of the data, which has no teacher's answers."""
+    """The job's own loss; for a student the loss of the data, which needs no teacher."""
     return ExpertLoss(job.flow) if isinstance(job.objective, DistillLoss) else job.objective

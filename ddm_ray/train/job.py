@@ -1,4 +1,4 @@
-"""TrainJob: what tells an expert's, the router's, the monolith's and the student's training apart."""
+"""TrainJob: the differences between the trainings of an expert, the router, the monolith and the student."""
 
 import json
 from collections.abc import Callable
@@ -31,9 +31,9 @@ from ddm_ray.train.objectives import DistillLoss, ExpertLoss, Masking, Objective
 class TrainJob:
     """One training job of a run, all of it derived from `run.json`; `key` sets its random streams apart.
 
-    Conditions are labels, of which `null_label` is none; or (None) texts of `text_tokens` tokens. `asked`: specs of
-    the networks that are asked about each row beside, one for each time. `guided`: they answer with guidance, so that
-    no row's own velocity is what the job learns.
+    Conditions are labels, with `null_label` for no condition; if that is None they are texts of `text_tokens` tokens.
+    `asked`: specs of the other networks that predict each row, one for each prediction. `guided`: these use guidance,
+    so that the job doesn't learn the velocity of the rows themselves.
     """
 
     artifact: Artifact
@@ -71,7 +71,7 @@ class TrainJob:
             return weights.build(self.spec, filled=filled)
 
     def masking(self, step: int) -> Masking | None:
-        """Number of tokens that step `step` (from 0) trains on; None: all, as in the last `unmasked_steps`."""
+        """Masking of step `step` (from 0); None: it trains on all tokens, as the last `unmasked_steps` do."""
         if not self.train.mask_ratio or step >= self.train.steps - self.train.unmasked_steps:
             return None
         model = self.spec["config"]
@@ -80,7 +80,7 @@ class TrainJob:
     def training_flops(self, steps: int) -> int:
         """FLOPs of the first `steps` steps' forward and backward passes, over the tokens that each trains on.
 
-        With the forward passes of whoever is asked beside.
+        The forward passes of the networks in `asked` are counted too.
         """
         full, kept = self._flops_of_a_row
         masked = 0 if self.masking(0) is None else min(steps, self.train.steps - self.train.unmasked_steps)
@@ -88,7 +88,7 @@ class TrainJob:
 
     @cached_property
     def _flops_of_a_row(self) -> tuple[int, int]:
-        """With all tokens, and with those that masking keeps."""
+        """FLOPs of a row with all its tokens, and of one with those that masking keeps."""
         masking, asked = self.masking(0), sum(self._flops(spec, forward_flops_per_row) for spec in self.asked)
         full = self._flops(self.spec, training_flops_per_row)
         kept = full if masking is None else self._flops(self.spec, training_flops_per_row, masking.num_kept)
@@ -107,12 +107,12 @@ def _flops_per_row(spec: str, count: Callable[..., int], *row: Any) -> int:
 def train_job(run: Run, artifact: Artifact) -> TrainJob:
     """The job that makes `artifact` (experts/NNN, router, monolith or student) of this run.
 
-    TrainingError for what needs all rows in one place where shards are given.
+    TrainingError for a job that needs all rows in one place, if the run was given separate shards.
     """
     config = run.config
     data, text = config.data, config.data.text
     if artifact.kind == "router" and config.router.replay:
-        data = data.unaugmented  # as what it is trained on already is
+        data = data.unaugmented  # replayed images are augmented already
     if artifact not in graph.trained_of(config):
         raise TrainingError(
             f"{run.url}: no {artifact} can be trained, for rows of given shards are never pooled: sample with the"
@@ -133,8 +133,8 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     if artifact.kind == "student":
         train = config.student_train
         distill = DistillLoss(flow, _patch_size(spec, train), config.student.data_weight)
-        who = (everything, *rows_form, _asked(config), config.student.guided)
-        return TrainJob(artifact, (3,), distill, spec, train, train.global_batch, *who)
+        taught = (everything, *rows_form, _asked(config), config.student.guided)
+        return TrainJob(artifact, (3,), distill, spec, train, train.global_batch, *taught)
     train = config.expert.train
     loss = ExpertLoss(flow, _patch_size(spec, train))
     if artifact.kind == "monolith":
@@ -146,12 +146,12 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
 
 
 def _patch_size(spec: dict[str, Any], train: TrainConfig) -> int | None:
-    """The size that the loss needs where tokens are left out."""
+    """The patch size, which the loss needs if masking leaves out tokens."""
     return spec["config"]["patch_size"] if train.mask_ratio else None
 
 
 def _asked(config: RunConfig) -> tuple[dict[str, Any], ...]:
-    """The networks that a student's teacher asks about a row, at most."""
+    """Specs of the networks that a student's teacher asks about a row, at most."""
     teacher, clusters = config.student.teacher, config.partition.num_clusters
     asked = [denoiser_spec(config)]
     if teacher != "label":

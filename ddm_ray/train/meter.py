@@ -1,4 +1,4 @@
-"""The meter of a job: each step's loss and gradient norm for ever, and how fast training is just now."""
+"""The meter of a job: the loss and gradient norm of all its steps, and how fast training is now."""
 
 import time
 from array import array
@@ -10,7 +10,7 @@ from ddm_ray.train.hardware import mfu, peak_flops
 from ddm_ray.train.heartbeat import beat_seconds
 from ddm_ray.train.heldout import Schedule, last_measured, measured_curve
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.saving import TrainProgress
+from ddm_ray.train.progress import TrainProgress
 
 RECENT = 100
 
@@ -21,27 +21,28 @@ class Meter:
     def __init__(
         self,
         job: TrainJob,
-        trained: TrainProgress,
+        before: TrainProgress,
         device: torch.device,
         world_size: int,
         heldout: Schedule | None = None,
+        unmeasured: str = "",
     ):
-        """`heldout`: by which the held-out loss is measured; earlier measurements by others aren't kept.
+        """`heldout`: the schedule of the held-out loss; measurements that another schedule made aren't kept.
 
-        `unmeasured` may be set to why this attempt measures none, and `uncompiled` to why its steps aren't compiled.
+        `unmeasured` says why this attempt measures none. `uncompiled` may be set to why its steps aren't compiled.
         """
-        self._job, self._before, self._world = job, trained, world_size
-        self.unmeasured = self.uncompiled = ""
-        measured = heldout.kept(trained.curve) if heldout else {}
-        self._curve = {name: array("d", trained.curve.get(name, ())) for name in ("loss", "grad_norm")}
+        self._job, self._before, self._world = job, before, world_size
+        self.unmeasured, self.uncompiled = unmeasured, ""
+        measured = heldout.kept(before.curve) if heldout else {}
+        self._curve = {name: array("d", before.curve.get(name, ())) for name in ("loss", "grad_norm")}
         self._curve |= {name: array("d", values) for name, values in measured.items()}
-        self.done = trained.step
+        self.done = before.step
         self._peak = peak_flops(device, job.train.precision)
         self._began = self._reported_at = time.monotonic()
         self._reported, self._rate, self._flops_per_row = self.done, 0.0, 0.0
 
-    def step(self, loss: float, grad_norm: float) -> bool:
-        """Count a step; whether it is time to tell."""
+    def count(self, loss: float, grad_norm: float) -> bool:
+        """Count a step; True if it is time to report."""
         self._curve["loss"].append(loss)
         self._curve["grad_norm"].append(grad_norm)
         self.done += 1
@@ -49,12 +50,12 @@ class Meter:
         due = now - self._reported_at >= beat_seconds(now - self._began)
         return due or self.done == self._before.step + 1
 
-    def heldout(self, draws: int, losses_G: list[float]) -> None:
+    def add_heldout(self, draws: int, losses_G: list[float]) -> None:
         """Note the held-out losses of the weights after the steps that are done, by groups of rows."""
         for name, values in measured_curve(draws, [(float(self.done), losses_G)]).items():
             self._curve.setdefault(name, array("d")).extend(values)
 
-    def tell(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Fields of a heartbeat; speeds cover the time since the last call after a step."""
         now = time.monotonic()
         if self.done > self._reported:
@@ -83,7 +84,7 @@ class Meter:
         last = last_measured(self._curve)
         return {f"heldout_{name}": value for name, value in last} if last else {}
 
-    def trained(self) -> TrainProgress:
-        """A copy of all there is to save."""
+    def progress(self) -> TrainProgress:
+        """A copy of the progress so far, for a state."""
         seconds = self._before.seconds + time.monotonic() - self._began
         return TrainProgress(self.done, seconds, {name: values[:] for name, values in self._curve.items()})

@@ -24,31 +24,31 @@ from ddm_ray.models.dit import patches
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one (micro-)batch with all that is random about them already drawn."""
+    """Rows of one (micro-)batch, with all their random numbers."""
 
     data_BCHW: Tensor
     noise_BCHW: Tensor
     t_B: Tensor  # in [0, 1], 0 is data
-    condition: Condition | TextIds  # the null one where it was dropped
+    condition: Condition | TextIds  # the null condition for rows that dropped theirs
     cluster_B: Tensor
-    kept_BM: Tensor | None = None  # int64, tokens trained on, row-major numbers, ascending; none: all
-    teacher_BCHW: Tensor | None = None  # a student's teacher's prediction at x_t
+    kept_BM: Tensor | None = None  # int64, row-major numbers of the tokens trained on, ascending; None: all
+    teacher_BCHW: Tensor | None = None  # the prediction of a student's teacher at x_t
 
     @property
     def encoded(self) -> Condition:
-        """The condition, whose texts are encoded by now."""
+        """The condition; its texts have to be encoded by now."""
         assert not isinstance(self.condition, TextIds)
         return self.condition
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on this device; nobody waits for one in pinned memory, which is on its way."""
+        """The batch on this device. From pinned memory it is copied while the host goes on."""
         moved: dict[str, Any] = {
             name: None if value is None else value.to(device, non_blocking=True) for name, value in vars(self).items()
         }
         return Batch(**moved)
 
     def pin_memory(self) -> "Batch":
-        """The batch in memory that a GPU copies from by itself."""
+        """The batch in pinned memory, from which a GPU copies by itself."""
         pinned: dict[str, Any] = {
             name: None if value is None else value.pin_memory() for name, value in vars(self).items()
         }
@@ -60,11 +60,12 @@ Objective = Callable[[nn.Module, Batch], Tensor]
 
 @dataclass(frozen=True)
 class ExpertLoss:
-    """Mean squared error of the flow's own prediction, per row: its minimiser is the target's mean given x_t.
+    """Mean squared error of the flow's prediction, per row: its minimiser is the target's mean given x_t.
 
-    On linear velocity conditional flow matching (paper, eq. 3). A score's is weighted by sigma^2, finite at t = 0:
-    (sigma output + noise)^2 (Song et al. 2021). Of a batch that keeps some tokens, the mean is over their pixels,
-    and the model is a DiT with patches of `patch_size` (MaskDiT's first loss, arXiv 2306.09305).
+    For velocities on the linear path it is conditional flow matching (paper, eq. 3). For scores it is weighted by
+    sigma^2, which makes it finite at t = 0: (sigma output + noise)^2 (Song et al. 2021). If a batch keeps only some
+    tokens, the mean is over their pixels, and the model is a DiT with patches of `patch_size` (MaskDiT's first loss,
+    arXiv 2306.09305).
     """
 
     flow: Flow
@@ -76,7 +77,7 @@ class ExpertLoss:
     def _output(self, model: nn.Module, batch: Batch) -> Tensor:
         kept = () if batch.kept_BM is None else (batch.kept_BM,)
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.flow.path)
-        # Networks answer in the precision of their weights; the loss is taken in the data's.
+        # Networks compute in the precision of their weights, the loss is computed in the data's.
         return model(x_BCHW, batch.t_B, batch.encoded, *kept).to(batch.data_BCHW.dtype)  # type: ignore[no-any-return]
 
     def _data_error(self, output: Tensor, batch: Batch) -> Tensor:
@@ -88,7 +89,7 @@ class ExpertLoss:
         return PATHS[self.flow.path].sigma(append_dims(batch.t_B.to(batch.data_BCHW.dtype), batch.data_BCHW))
 
     def _mean(self, error: Tensor, batch: Batch) -> Tensor:
-        """Mean square a row, over the pixels that count."""
+        """Mean square per row, over the pixels of kept tokens."""
         if batch.kept_BM is not None:
             assert self.patch_size is not None
             error = patches(error, self.patch_size, batch.kept_BM)
@@ -97,10 +98,10 @@ class ExpertLoss:
 
 @dataclass(frozen=True)
 class DistillLoss(ExpertLoss):
-    """Mean squared error of the student's prediction against its teacher's, weighed as an expert's, per row.
+    """Mean squared error of the student's prediction against its teacher's, weighted as an expert's, per row.
 
-    With a teacher by the datum's own cluster the minimiser is E[u_k(x_t) | x_t] = u(x_t), the mixture (paper, section
-    3.4). The share `data_weight` of the loss is that of the data itself.
+    If each row's teacher is the expert of its cluster, the minimiser is E[u_k(x_t) | x_t] = u(x_t), the mixture (paper,
+    section 3.4). The share `data_weight` of the loss is the expert's loss, on the data itself.
     """
 
     data_weight: float = 0.0
@@ -131,22 +132,22 @@ class RouterLoss:
 
 @dataclass(frozen=True)
 class Masking:
-    """Of each row's `num_tokens` tokens, `num_kept` are trained on."""
+    """Training on `num_kept` of each row's `num_tokens` tokens."""
 
     num_tokens: int
     num_kept: int
 
     @classmethod
     def of(cls, num_tokens: int, mask_ratio: float) -> "Masking":
-        """The share 1 - mask_ratio of the tokens is kept, rounded half up, and one at least."""
-        # In decimals, as it was asked for: .9 leaves 1.5 of 15 tokens, and not 1.4999999999999998.
+        """Keep the share 1 - mask_ratio of the tokens, rounded half up, and at least one."""
+        # Exact in decimals: .9 leaves 1.5 of 15 tokens, which binary numbers make 1.4999999999999998.
         kept = (1 - Fraction(str(mask_ratio))) * num_tokens
         return cls(num_tokens, max(math.floor(kept + Fraction(1, 2)), 1))
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Noise, times, condition dropout and, with a mask, the kept tokens of one whole global batch; its rows' views."""
+    """Random numbers of a whole global batch: noise, times, condition dropout, kept tokens with a mask, rows' views."""
 
     noise_BCHW: Tensor
     t_B: Tensor
@@ -155,7 +156,7 @@ class Draws:
     views: Views | None = None
 
 
-def draw(
+def draw_batch(
     seed: int,
     key: tuple[int, ...],
     step: int,
@@ -166,9 +167,9 @@ def draw(
     path: str,
     masking: Masking | None = None,
 ) -> Draws:
-    """The draws of global step `step` of the job `key`: a function of these alone, whatever the world size.
+    """The draws of global step `step` of the job `key`: they depend on the arguments alone, not on the world size.
 
-    Every set of kept tokens is as likely; with a mask or without, the other draws are the same.
+    All sets of kept tokens are equally likely. The other draws are the same with a mask and without.
     """
     numbers = stream(seed, BATCH, *key, step)
     return Draws(
@@ -180,6 +181,6 @@ def draw(
 
 
 def _kept(numbers: np.random.Generator, batch: int, masking: Masking) -> Tensor:
-    """Tokens of the least of a row's uniforms."""
+    """The tokens that have the smallest of a row's uniform numbers."""
     order_BN = numbers.random((batch, masking.num_tokens)).argpartition(masking.num_kept - 1, axis=1)
     return torch.from_numpy(np.sort(order_BN[:, : masking.num_kept], axis=1))

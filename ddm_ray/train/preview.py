@@ -1,4 +1,4 @@
-"""Samples of one denoiser at a milestone, always from the same noise and classes, so that pictures can be compared.
+"""Samples of one denoiser at a milestone, always from the same noise and classes, to compare pictures by eye.
 
 Shapes: B images, C channels, H x W.
 """
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.core.flow import Flow
-from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.models import weights
 from ddm_ray.models.latents import Latents
@@ -33,18 +33,19 @@ def picture(
 ) -> bytes:
     """PNG of samples of one denoiser of labels with these EMA weights, as the run samples.
 
-    Rows are the classes with the most training rows, in its `cluster`, or for None (a network of this `kind`) in all;
-    with a single class, rows of that. May run in a thread beside training: torch keeps its generator and threads.
+    Rows are the classes with the most training rows in its `cluster`; for None (a network of this `kind`) in all
+    clusters. A single class gets several rows. It may run in a thread beside training: torch's generator and number of
+    threads stay as they are.
     Raises MissingArtifact without the shard or partition, CorruptArtifact, and ConfigError for latents without their
     autoencoder.
     """
     labels = _labels(run, cluster)
-    model = matched(weights.load(spec, ema), Flow(**spec.get("flow", {}))).to(device, frozen_dtype(device))
+    model = matched(weights.load_model(spec, ema), Flow(**spec.get("flow", {}))).to(device, frozen_dtype(device))
     config = run.config.data.latents
     known = row_networks(run).get("autoencoder")
     latents = None if config is None else Latents.from_config(config, known).to(device)
     request = SampleRequest(
-        seeds(run.config.evaluate.seed, len(labels) * PER_CLASS, SeedPurpose.PREVIEW),
+        consecutive_seeds(run.config.evaluate.seed, len(labels) * PER_CLASS, SeedPurpose.PREVIEW),
         torch.tensor(labels).repeat_interleave(PER_CLASS),
         settings_of(run, kind).changed(strategy="once"),
     )
@@ -70,5 +71,5 @@ def _labels(run: Run, cluster: int | None) -> list[int]:
 
 
 def _decoded(latents: Latents | None, part_BCHW: Tensor, device: torch.device | str) -> Tensor:
-    # A row at a time: an autoencoder takes far more memory than the latents do.
+    # One row at a time: an autoencoder takes far more memory than the latents do.
     return part_BCHW if latents is None else latents.decode(part_BCHW.to(device)).cpu()

@@ -1,10 +1,9 @@
-"""Publishing: EMA weights assembled from a committed state, without any rank; in the end the job's final manifest."""
+"""Publishing: EMA weights are assembled from a committed state, without other ranks; last the job is committed."""
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,27 +16,26 @@ from ddm_ray.storage.attempts import WEIGHTS as FOLDER
 from ddm_ray.storage.attempts import Attempt, folders_of, step_of
 from ddm_ray.storage.info import TrainedInfo, WeightsInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
-from ddm_ray.storage.run import Run
 from ddm_ray.storage.versions import versions
-from ddm_ray.train.fragments import EMA
 from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob
+from ddm_ray.train.membership import Membership
 from ddm_ray.train.preview import picture
-from ddm_ray.train.saving import TrainProgress
+from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.state import CURVE, SavedParts
+from ddm_ray.train.zero_shards import EMA
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
 
 RECENT = 100
-# What is painted beside training: weights of at most so many bytes, on a GPU with so many times their size free. For
-# its last picture a job waits so long.
-PAINTED_BYTES, ROOM, PICTURE_SECONDS = 4 * 2**30, 4, 300.0
+# Only weights of at most so many bytes are painted, and on a GPU only if so many times their size is free.
+MAX_PAINTED_BYTES, FREE_TIMES = 4 * 2**30, 4
 WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
 
 class _Counted:
-    """Chunks of bytes on their way to storage, made anew for each way; afterwards `record` is that of them all."""
+    """Chunks of bytes on their way to storage, made again for each retry; afterwards `record` is that of the file."""
 
     def __init__(self, chunks: Callable[[], Iterable[bytes]]):
         self._chunks = chunks
@@ -59,8 +57,8 @@ def publish_weights(
 ) -> Manifest:
     """Commit the EMA weights, and the curve up to there, of the attempt's committed state after `step` steps.
 
-    `buffers` are those that the model keeps beside its parameters and doesn't train. Raises CorruptArtifact for a state
-    whose bytes aren't those that were saved.
+    `buffers`: tensors of the model that aren't trained. Raises CorruptArtifact for a state with other bytes than were
+    saved.
     """
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
     manifest = read_manifest(store, source)
@@ -77,20 +75,22 @@ def publish_weights(
 
 
 class Milestones:
-    """Publishes weights of an attempt's states, each with a picture of what they can do, painted beside training."""
+    """Publishes weights of an attempt's states, each with a picture of what they can do.
 
-    def __init__(
-        self, run: Run, attempt: Attempt, job: TrainJob, identity: Identity, engine: "Engine", keep: int | None
-    ):
-        """`identity` is that of the rows that were loaded, whatever lies there by now; `keep`: see `publish`."""
-        self._run, self._attempt, self._job, self._identity, self._keep = run, attempt, job, identity, keep
+    The thread that commits states does it, beside training; the next state waits for it.
+    """
+
+    def __init__(self, membership: Membership, engine: "Engine", keep: int | None):
+        """`keep`: see `publish`."""
+        self._run, self._attempt, self._job = membership.run, membership.attempt, membership.job
+        # That of the rows that were loaded, even if other rows are there by now.
+        self._identity, self._keep = membership.identity, keep
         self._device, self._buffers = engine.device, engine.buffers
-        self._painting = Thread()
 
     def publish(self, step: int) -> Manifest:
-        """Publish the EMA weights after `step` steps; they get no picture if the last one is still being painted.
+        """Publish the EMA weights after `step` steps.
 
-        Of weights that were published before, all but `keep`, these included, are deleted.
+        Of all published weights, these included, only the newest `keep` stay.
         """
         tried = self._was_published(step)
         manifest = publish_weights(self._attempt, self._job, self._identity, step, self._buffers)
@@ -99,30 +99,12 @@ class Milestones:
                 self._attempt.drop_weights(self._keep)
             except StorageError as error:
                 print(f"warning: old milestones stay: {error}", file=sys.stderr)
-        # Painting may be what ended the attempt that published it before; nobody paints texts or routers.
-        if tried or self._job.artifact.kind == "router" or self._run.config.data.text is not None:
-            return manifest
-        if manifest.files[WEIGHTS].bytes > PAINTED_BYTES:
-            print(f"warning: step {step}: no {PICTURE} of so large a model beside training", file=sys.stderr)
-        elif self._painting.is_alive():
-            print(f"warning: step {step}: no {PICTURE}, while that of an earlier step is painted", file=sys.stderr)
-        else:
-            painting = Thread(target=self._paint, args=(step,), name="picture", daemon=True)
-            try:
-                painting.start()
-            except RuntimeError as error:  # no memory for its stack, for one
-                print(f"warning: step {step}: no {PICTURE}: {error}", file=sys.stderr)
-            else:
-                self._painting = painting
+        if not tried:  # painting may be what ended the attempt that published these weights before
+            self._paint(step, manifest)
         return manifest
 
-    def wait(self) -> None:
-        """Wait for the picture that is being painted, but not for ever."""
-        if self._painting.ident:
-            self._painting.join(PICTURE_SECONDS)
-
     def commit(self, manifest: Manifest, last: TrainProgress, unmeasured: str = "") -> None:
-        """Commit the job's final manifest, of the weights last published, if no other attempt was first.
+        """Commit the job's final manifest, with the weights published last, if no other attempt was first.
 
         `unmeasured`: why this attempt measured no held-out loss.
         """
@@ -148,26 +130,30 @@ class Milestones:
         self._run.commit_records(job.artifact, records, info, identity=self._identity)
 
     def _was_published(self, step: int) -> bool:
-        """True if an attempt, mostly an earlier one, published the weights of this step."""
+        """True if some attempt, usually an earlier one, has published the weights of this step."""
         folders = folders_of(self._run.store, self._job.artifact, FOLDER)
         return any(step_of(name) == step and NAME in files for (_, name), files in folders.items())
 
-    def _paint(self, step: int) -> None:
-        """Write PICTURE beside published weights of a denoiser. It is for looking at: without one training goes on."""
+    def _paint(self, step: int, manifest: Manifest) -> None:
+        """Write PICTURE beside published weights of a denoiser of labels; if that fails, training goes on without."""
         run, artifact = self._run, self._job.artifact
-        prefix = self._attempt.weights_prefix(step)
+        if artifact.kind == "router" or run.config.data.text is not None:
+            return
+        prefix, size = self._attempt.weights_prefix(step), manifest.files[WEIGHTS].bytes
         try:
-            data = run.store.read(f"{prefix}/{WEIGHTS}")
-            if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < ROOM * len(data):
+            if size > MAX_PAINTED_BYTES:
+                raise MemoryError("so large a model isn't painted beside training")
+            if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < FREE_TIMES * size:
                 raise MemoryError("training leaves too little of the GPU's memory")
             kind: ModelKind = "student" if artifact.kind == "student" else "monolith"
+            data = run.store.read(f"{prefix}/{WEIGHTS}")
             png = picture(run, self._job.spec, data, artifact.cluster, self._device, kind)
             run.store.write(f"{prefix}/{PICTURE}", png)
-        except Exception as error:  # a border: it must not end the thread of what counts
+        except Exception as error:  # any error: a picture must not cost the weights
             print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
         finally:
             if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # it is training's
+                torch.cuda.empty_cache()  # training may need what sampling has reserved
 
 
 def _model(job: TrainJob) -> nn.Module:

@@ -1,10 +1,10 @@
-"""Replay: images that an expert samples, which the router is trained on in place of rows that stay with their owner.
+"""Replay: images that an expert samples, to train the router on in place of rows that stay with their owner.
 
-Generative replay (Shin et al. 2017, arXiv 1705.08690): an expert's samples stand for its cluster. Of the rows no more
-is used than the partition's counts. Shapes: B images of a portion, CHW image, C classes.
+Generative replay (Shin et al. 2017, arXiv 1705.08690): an expert's samples stand for its cluster. Of the rows only the
+partition's counts are used. Shapes: B images of a portion, CHW image, C classes.
 """
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import RunConfig
-from ddm_ray.core.streams import REPLAY, SeedPurpose, seeds, stream
+from ddm_ray.core.streams import REPLAY, SeedPurpose, consecutive_seeds, stream
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parquet
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareTold, make_chunks
-from ddm_ray.data.sharded.work import Chunk, Executor
+from ddm_ray.data.sharded.work import Executor, read_whole
 from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Begin
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import load_model, monolith_info
+from ddm_ray.sampling.run_models import load_trained, monolith_info
 from ddm_ray.storage.chunk_records import ChunkKey
 from ddm_ray.storage.graph import PARTITION, expert, replay
 from ddm_ray.storage.info import PartitionInfo, ShardInfo
@@ -31,7 +31,7 @@ from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.run import Run
 
 PORTION, BATCH = 1024, 256
-"""Images of a file, and of those sampled at once."""
+"""Images of a file, and images that are sampled at once."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ReplayRecord(ChunkRecord):
-    """A portion's images: how many, and their file."""
+    """A portion's images: their number and their file."""
 
     images: int
     part: StoredFile
@@ -73,8 +73,8 @@ def make_replay(
 ) -> Manifest:
     """Sample the images of one cluster's expert for the run's router; a no-op if they are finished.
 
-    They are as large a part of all as the cluster's rows are, and of the classes of these. Killed at any moment, called
-    again it goes on. Raises ConfigError for a run whose router is trained on rows; MissingArtifact, CorruptArtifact,
+    Their share of all images is that of the cluster's rows, and so are their classes. After a kill a second call goes
+    on. Raises ConfigError for a run whose router is trained on rows; MissingArtifact, CorruptArtifact,
     DriftError, StorageError, RayError.
     """
     artifact = replay(cluster)
@@ -87,7 +87,7 @@ def make_replay(
     plan = chunks.plan(lambda: _planned(run, cluster))
     maker = MakeReplay(chunks, identity, device)
     records = make_chunks(
-        chunks, plan, execute, read_portion, maker, ShareTold(plan.units, on_progress, "asking the expert")
+        chunks, plan, execute, read_whole, maker, ShareTold(plan.units, on_progress, "asking the expert")
     )
     chunks.require_complete(plan, records)
     chunks.delete_strays(records)
@@ -107,7 +107,7 @@ def make_replay(
 
 
 def require_replay(run: Run) -> None:
-    """Raise ConfigError for a run whose router is trained on rows."""
+    """Raise ConfigError if the run's router is trained on rows."""
     if not run.config.router.replay:
         raise ConfigError(
             f"{run.url}: its router is trained on rows (router.replay is 0, not a number of images)",
@@ -116,7 +116,7 @@ def require_replay(run: Run) -> None:
 
 
 def images_of(run: Run, cluster: int) -> range:
-    """Numbers of a cluster's images among those of all experts: by the clusters' shares of the rows."""
+    """Numbers of a cluster's images among the images of all experts, by the clusters' shares of the rows."""
     rows_K = np.array(PartitionInfo.of(run.require(PARTITION)).rows_K)
     ends_K = np.rint(run.config.router.replay * rows_K.cumsum() / max(1, rows_K.sum())).astype(int)
     return range(int(ends_K[cluster - 1]) if cluster else 0, int(ends_K[cluster]))
@@ -131,18 +131,12 @@ def _planned(run: Run, cluster: int) -> ReplayPlan:
     return ReplayPlan(tuple(ReplayPortion(numbers[first], tuple(label_N[first : first + PORTION])) for first in firsts))
 
 
-def request_of(config: RunConfig, portion: ReplayPortion) -> SampleRequest:
+def replay_request(config: RunConfig, portion: ReplayPortion) -> SampleRequest:
     """The request for a portion's images: by the expert alone, without guidance, which would sharpen its classes."""
     settings = config.sample.changed(strategy="once", guidance_scale=1.0)
-    (begin,) = seeds(config.router.train.seed, 1, SeedPurpose.REPLAY)
+    (begin,) = consecutive_seeds(config.router.train.seed, 1, SeedPurpose.REPLAY)
     first = begin + portion.first
     return SampleRequest(tuple(range(first, first + len(portion.labels))), torch.tensor(portion.labels), settings)
-
-
-def read_portion(unit: ReplayPortion, done: Container[int]) -> Iterator[Chunk[ReplayPortion]]:
-    """The `ReadUnit` of replay: a portion says all that is to be known."""
-    if 0 not in done:
-        yield Chunk(0, unit, 1.0)
 
 
 @dataclass(frozen=True)
@@ -154,14 +148,14 @@ class MakeReplay:
     device: str
 
     def load(self) -> Callable[[ReplayPortion], pa.Table]:
-        """Load the expert. Raises DriftError if it isn't the one that these images were begun with."""
+        """Load the expert. Raises DriftError if it isn't the one of the first images."""
         run, cluster = self.chunks.run, self.chunks.artifact.cluster
         self.chunks.require_same(self.identity)
         assert cluster is not None
-        info, network = monolith_info(run), load_model(run, expert(cluster), self.device)
+        info, network = monolith_info(run), load_trained(run, expert(cluster), self.device)
 
         def sample(portion: ReplayPortion) -> pa.Table:
-            request, parts = request_of(run.config, portion), list[Tensor]()
+            request, parts = replay_request(run.config, portion), list[Tensor]()
             for first in range(0, len(portion.labels), BATCH):
                 rows = slice(first, first + BATCH)
                 part = SampleRequest(request.seeds[rows], request.condition[rows], request.settings)
@@ -177,7 +171,7 @@ class MakeReplay:
 
 
 def _table(config: RunConfig, cluster: int, portion: ReplayPortion, image_BCHW: Tensor) -> pa.Table:
-    """Images as a shard stores its rows."""
+    """Images in the form of a shard's rows."""
     dtype = data_dtype(config.data)
     if dtype == np.uint8:
         image_BCHW = ((image_BCHW + 1) * 127.5).round().clamp(0, 255)

@@ -1,4 +1,4 @@
-"""A copy in memory of what a rank holds of a training state, taken while training goes on, and written from there."""
+"""A copy in memory of a rank's part of a training state: taken while training goes on, then written to storage."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ddm_ray.storage.manifest import FileRecord
 from ddm_ray.storage.store import Store
-from ddm_ray.train.fragments import EMA, RECORDS, Fragment
 from ddm_ray.train.state import INDEX, PART, Piece, cut, fingerprint, index_bytes, index_entry, part_header
+from ddm_ray.train.zero_shards import Fragment
 
 WRITERS = 4
-"""Parts that are hashed and written at a time beside a GPU's training: one thread takes a minute for 3B parameters."""
+"""Parts that are hashed and written at once beside a GPU's training: one thread takes a minute for 3B parameters."""
 
 
 class Part:
-    """A file of pieces in memory: its header is written once, its tensors are views that are copied into."""
+    """A file of pieces in memory: its header is written once, and each state is copied into views of its tensors."""
 
     def __init__(self, record: str, number: int, pieces: list[Piece], pinned: bool):
         self.record, self.pieces = record, pieces
@@ -35,35 +35,36 @@ class Part:
 
 
 class Snapshot:
-    """Memory for a copy of what a rank owns, used again for every state. `take` is all that training waits for.
+    """Memory for a copy of the fragments that a rank owns, used again for every state. Training waits for `take` alone.
 
-    On a GPU it waits for nothing: whoever writes has a stream copy, beside the next step's passes. What is copied may
-    change once the device has waited for that (`settle`).
+    On a GPU `take` copies nothing: the writer's thread has a stream copy, beside the next step's passes. The fragments
+    may change once the device has waited for that stream (`settle`).
     """
 
     def __init__(self, fragments: list[Fragment]):
         self._sources: list[Tensor] = []
         self.parts: list[Part] = []
-        self._device = fragments[0].records[EMA].device if fragments else torch.device("cpu")
-        for record in RECORDS:
+        self._records = tuple(fragments[0].records) if fragments else ()
+        self._device = fragments[0].records[self._records[0]].device if fragments else torch.device("cpu")
+        for record in self._records:
             for number, group in enumerate(cut(fragments)):
                 pieces = [Piece(one.name, one.start, one.numel) for one in group]
                 self.parts.append(Part(record, number, pieces, pinned=self._device.type != "cpu"))
                 self._sources += [one.records[record] for one in group]
         self._copies = [view for part in self.parts for view in part.views]
-        self._prints_R = torch.zeros(len(RECORDS), dtype=torch.int64)
+        self._prints_R = torch.zeros(len(self._records), dtype=torch.int64)
         self._computed: torch.cuda.Event | None = None
         self._copied: torch.cuda.Event | None = None
-        self._given = Event()  # to the device, by whoever writes
+        self._given = Event()  # set once the writer's thread has given the copy to the device
         self._taken = False
         self._stream: torch.cuda.Stream | None = None
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy the fragments as they are now, or on a GPU as they will be after what it was given so far."""
+        """Copy the fragments as they are now; on a GPU, as they will be after the work that it was given so far."""
         self._taken = True
         if not self._copies:
-            return  # a small model on many ranks
+            return  # of a small model a rank may own nothing
         if self._device.type == "cpu":
             torch._foreach_copy_(self._copies, self._sources)
             return
@@ -72,16 +73,16 @@ class Snapshot:
         self._computed.record(torch.cuda.current_stream(self._device))
 
     def settle(self) -> None:
-        """Have what the device is given from here on wait until all is copied, which somebody must be about."""
+        """Have the device do further work only once all is copied. A thread has to call `copy` meanwhile."""
         if self._copied:
             self._given.wait()
             torch.cuda.current_stream(self._device).wait_event(self._copied)
 
     @torch.no_grad()
     def copy(self) -> None:
-        """Do what is left of `take`: on a GPU copy by a stream of its own, and wait for it.
+        """Do the rest of `take`: on a GPU copy by a stream of its own, and wait for it.
 
-        Not by the training's thread, since a device's queue has an end.
+        The training's thread must not do this: the device's queue is finite, so that it would wait too.
         """
         if self._copied is None or self._given.is_set():
             return
@@ -91,8 +92,8 @@ class Snapshot:
             self._stream.wait_event(self._computed)
             with torch.cuda.stream(self._stream):
                 torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
-                # Where memory is fast: by a CPU they take longer than all else of a state.
-                self._prints_R = torch.empty(len(RECORDS), dtype=torch.int64).pin_memory()
+                # On the GPU, since its memory is fast: on a CPU they take longer than the rest of a state.
+                self._prints_R = torch.empty(len(self._records), dtype=torch.int64).pin_memory()
                 self._prints_R.copy_(self._fingerprints(self._sources), non_blocking=True)
                 self._copied.record(self._stream)
         finally:
@@ -100,16 +101,16 @@ class Snapshot:
         self._copied.synchronize()
 
     def _fingerprints(self, tensors: list[Tensor]) -> Tensor:
-        """Fingerprints by record, of the values that pieces have in these tensors; see `fingerprint`."""
-        prints: dict[str, list[Tensor]] = {record: [] for record in RECORDS}
+        """Fingerprints by record, of the pieces' values in these tensors; see `fingerprint`."""
+        prints: dict[str, list[Tensor]] = {record: [] for record in self._records}
         pieces = [(part.record, piece) for part in self.parts for piece in part.pieces]
         for (record, piece), values in zip(pieces, tensors, strict=True):
             prints[record].append(fingerprint(piece, values))
         return torch.stack([torch.stack(each).sum() for each in prints.values()])
 
     def write(self, store: Store, prefix: str) -> None:
-        """Write the parts of what was taken below `prefix/`, once, and last the index that says so."""
-        assert self._taken, "else what was taken before would have another step's name"
+        """Write the parts of the copy below `prefix/`, once, and last their index."""
+        assert self._taken, "an older copy would get another step's name"
         self._taken = False
         self.copy()
 
@@ -117,11 +118,12 @@ class Snapshot:
             store.write(f"{prefix}/{part.name}", part.data)
             return part.name, index_entry(FileRecord.of(part.data), part.record, part.pieces)
 
-        if self._device.type == "cpu":  # its cores are training's
+        if self._device.type == "cpu":  # training needs the cores: one thread is enough
             parts = dict(map(put, self.parts))
         else:
             with ThreadPoolExecutor(WRITERS) as pool:
                 parts = dict(pool.map(put, self.parts))
         if self._device.type == "cpu" and self._copies:
             self._prints_R = self._fingerprints(self._copies)
-        store.write(f"{prefix}/{INDEX}", index_bytes(parts, dict(zip(RECORDS, self._prints_R.tolist(), strict=True))))
+        prints = dict(zip(self._records, self._prints_R.tolist(), strict=True))
+        store.write(f"{prefix}/{INDEX}", index_bytes(parts, prints))

@@ -1,11 +1,13 @@
 """Training state on storage: every rank's fragments as parts in safetensors, read at any world size and ZeRO stage.
 
-A part holds pieces (runs of elements) of one record, named `<parameter>@<first element>`. A rank's INDEX.json says
-which, so that a reader fetches only the parts that it needs; the manifest lists all files and commits them.
+A part holds pieces (runs of elements) of one record, named `<parameter>@<first element>`. A rank's INDEX.json lists
+the pieces of each part, so that a reader fetches only the parts that it needs. The manifest lists all files and commits
+them.
 """
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,10 +27,10 @@ from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, read_verified
 from ddm_ray.storage.sealed import parse_object
 from ddm_ray.storage.store import Store
-from ddm_ray.train.fragments import RECORDS, Fragment
+from ddm_ray.train.zero_shards import Fragment
 
 PART_BYTES = 64 * 2**20
-"""Most bytes of a part. Pinned memory comes in powers of two: one more would take twice as much."""
+"""Largest part in bytes. Pinned memory comes in powers of two: one byte more would take twice as much."""
 HEADER_SHARE = 1 / 64
 """Share of a part that its header may take."""
 READERS = 4
@@ -57,7 +59,7 @@ def part_header(pieces: list[Piece]) -> bytes:
 
 
 def index_entry(file: FileRecord, record: str, pieces: list[Piece]) -> dict[str, Any]:
-    """Entry of a rank's index for a part: its file, and what of which record it holds."""
+    """Entry of a rank's index for a part: its file, its record and its pieces."""
     return {**vars(file), "record": record, "pieces": pieces}
 
 
@@ -67,7 +69,7 @@ def index_bytes(parts: Mapping[str, Any], prints: Mapping[str, int]) -> bytes:
 
 
 def cut(fragments: list[Fragment]) -> Iterator[list[Fragment]]:
-    """Fragments in groups of which each record fits a part, larger ones cut."""
+    """Fragments in groups, of which each record fits into one part; larger fragments are cut."""
     most = int(PART_BYTES * (1 - HEADER_SHARE)) // 4
     group: list[Fragment] = []
     room = most
@@ -117,7 +119,7 @@ def written_records(store: Store, prefix: str, world: int) -> dict[str, FileReco
 
 @dataclass(frozen=True)
 class StatePart:
-    """A committed part: its name in the state, and what it holds."""
+    """A committed part: its name in the state, its record and its pieces."""
 
     name: str
     record: str
@@ -125,12 +127,12 @@ class StatePart:
 
 
 class SavedParts:
-    """A committed state's parts, by their ranks' indexes. CorruptArtifact for an index that was altered."""
+    """The parts of a committed state, by the ranks' indexes. CorruptArtifact for an index that was altered."""
 
     def __init__(self, store: Store, prefix: str, manifest: Manifest):
         self._store, self._prefix, self._files = store, prefix, manifest.files
         self.parts: list[StatePart] = []
-        self.fingerprints = dict.fromkeys(RECORDS, 0)
+        self.fingerprints = Counter[str]()
         for name in manifest.files:
             if not name.endswith(f"/{INDEX}"):
                 continue
@@ -141,12 +143,13 @@ class SavedParts:
                 raise CorruptArtifact(f"{where}: isn't the index of a rank's part of a state") from None
 
     def _add(self, folder: str, index: dict[str, Any]) -> None:
-        """Add what a rank's index names. Raises ValueError and the like for one of another form."""
+        """Add the parts in a rank's index. Raises ValueError and the like for an index of another form."""
         for part, entry in index["parts"].items():
             pieces = [Piece(*piece) for piece in entry["pieces"]]
             if any(type(each.start) is not int or type(each.numel) is not int for each in pieces):
-                raise ValueError("a piece's place is none")
+                raise ValueError("a piece has no place")
             self.parts.append(StatePart(f"{folder}{part}", entry["record"], pieces))
+            self.fingerprints.setdefault(entry["record"], 0)
         for kind, value in index["fingerprints"].items():
             self.fingerprints[kind] = (self.fingerprints[kind] + value) % 2**64
 
@@ -171,21 +174,23 @@ class SavedParts:
         return CorruptArtifact(f"{self._store.url}/{self._prefix}: not a state of this model, see {record} of {name}")
 
     def fill(self, held: list[Fragment]) -> None:
-        """Copy into a rank's fragments what of the state is theirs.
+        """Copy the state's values of a rank's fragments into them.
 
-        CorruptArtifact if they aren't wholly there: damaged, or the state of another model.
+        CorruptArtifact if the state lacks some: it is damaged, or that of another model.
         """
         fragments = {fragment.name: fragment for fragment in held}
-        filled = dict.fromkeys(((record, name) for record in RECORDS for name in fragments), 0)
+        filled = {(record, name): 0 for name, fragment in fragments.items() for record in fragment.records}
         needed = [part for part in self.parts if any(_overlap(fragments, piece) for piece in part.pieces)]
         with ThreadPoolExecutor(READERS) as pool:
-            for first in range(0, len(needed), READERS):  # so many in memory at a time
+            for first in range(0, len(needed), READERS):  # only so many parts are in memory at once
                 parts = needed[first : first + READERS]
                 for part, tensors in zip(parts, pool.map(self.tensors, parts), strict=True):
                     for piece in part.pieces:
                         if fragment := _overlap(fragments, piece):
                             offset = fragment.start - piece.start
                             source = tensors[piece.key][offset : offset + fragment.numel]
+                            if part.record not in fragment.records:
+                                raise self._lacks(part.record, piece.name)
                             fragment.records[part.record].copy_(source)
                             filled[part.record, piece.name] += fragment.numel
         for (record, name), numel in filled.items():
@@ -195,16 +200,16 @@ class SavedParts:
     def consolidated(
         self, record: str, shapes: dict[str, tuple[int, ...]], besides: Mapping[str, Tensor] = MappingProxyType({})
     ) -> Iterator[bytes]:
-        """A safetensors file of one record's parameters, piece by piece: never all of it in memory; then others.
+        """A safetensors file of one record's parameters, then the tensors in `besides`, as chunks of bytes.
 
-        CorruptArtifact if an element is missing.
+        Chunks are pieces, so that the file is never in memory as a whole. CorruptArtifact if an element is missing.
         """
         yield _safetensors_header(shapes | {name: tuple(value.shape) for name, value in besides.items()})
         holders: dict[str, list[tuple[Piece, StatePart]]] = {name: [] for name in shapes}
         for part in self.parts:
             for piece in part.pieces if part.record == record else ():
                 holders.setdefault(piece.name, []).append((piece, part))
-        # A parameter's pieces lie in the parts of several ranks, each of which is read once while it lasts.
+        # A parameter's pieces are in parts of several ranks: with one part a rank in memory each is read only once.
         ranks = len({part.name.partition("/")[0] for part in self.parts})
         parts = {part.name: part for part in self.parts}
         read = lru_cache(maxsize=ranks + 1)(lambda name: self.tensors(parts[name]))
@@ -225,7 +230,7 @@ class SavedParts:
 
 
 def _safetensors_header(shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    """Header of a safetensors file of fp32 tensors, whose values follow in this order."""
+    """Header of a safetensors file of fp32 tensors; their values follow it in this order."""
     entries, end = {}, 0
     for name, shape in shapes.items():
         begin, end = end, end + 4 * prod(shape)
@@ -242,16 +247,16 @@ def _overlap(fragments: dict[str, Fragment], piece: Piece) -> Fragment | None:
     return common if common and common.numel else None
 
 
-def fingerprints(owned: Iterable[Fragment]) -> dict[str, int]:
-    """The fingerprints of live fragments, by record, for which their device is waited for once."""
-    prints = [
-        [fingerprint(Piece(each.name, each.start, each.numel), each.records[record]) for record in RECORDS]
-        for each in owned
-    ]
+def fingerprints(owned: Iterable[Fragment]) -> Counter[str]:
+    """The fingerprints of live fragments, by record (0 for others). The host waits for the device once."""
+    prints: dict[str, list[Tensor]] = {}
+    for each in owned:
+        for record, values in each.records.items():
+            prints.setdefault(record, []).append(fingerprint(Piece(each.name, each.start, each.numel), values))
     if not prints:
-        return dict.fromkeys(RECORDS, 0)
-    totals_R = torch.stack([torch.stack(one) for one in prints]).sum(0)
-    return {record: total % 2**64 for record, total in zip(RECORDS, totals_R.cpu().tolist(), strict=True)}
+        return Counter()
+    totals_R = torch.stack([torch.stack(ones).sum() for ones in prints.values()])
+    return Counter({record: total % 2**64 for record, total in zip(prints, totals_R.cpu().tolist(), strict=True)})
 
 
 def curve_bytes(curve: Mapping[str, Sequence[float]]) -> bytes:

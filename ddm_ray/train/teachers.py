@@ -1,4 +1,4 @@
-"""Teachers of a student: what the run's experts, alone or mixed, predict where the student is to learn.
+"""Teachers of a student: predictions of the run's experts, alone or mixed, for the rows that the student learns.
 
 Shapes: B rows, R rows of one call, CHW image, K experts.
 """
@@ -20,8 +20,9 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.models.spec import spec_of
-from ddm_ray.sampling.beginnings import load_beginning
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.driver import Experts, answers
+from ddm_ray.sampling.initial_weights import load_initial_weights
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.run_models import NETWORK, load_network, network_bytes, parse_network
@@ -37,12 +38,12 @@ from ddm_ray.train.objectives import Batch
 
 @dataclass(frozen=True)
 class Teachers:
-    """Predictions of frozen experts, of the kind that they were trained for: those of a mixture are mixed as they are.
+    """Predictions of frozen experts, of the kind that they were trained for (velocity, noise, ...).
 
-    A prediction and its velocity are affine in each other at any (x, t), and weights sum to 1. `strategy` chooses
-    experts by the `router`'s posterior; None: the expert of a row's own cluster. Guidance is as in sampling: `full`
-    mixes each branch by its own posterior, the others have the same weights for both. `null` gives the null condition
-    of so many rows.
+    Mixing predictions is the same as mixing velocities: each is affine in the other at any (x, t), and weights sum to
+    1. `strategy` chooses experts by the `router`'s posterior; None: the expert of a row's own cluster. Guidance is as
+    in sampling: `full` mixes each branch by its own posterior, other strategies use the same weights for both. `null`
+    gives the null condition of so many rows.
     """
 
     experts: Experts
@@ -54,11 +55,11 @@ class Teachers:
 
     @property
     def by_cluster(self) -> bool:
-        """True if it should be asked about one cluster after the other: the others' experts aren't at hand."""
+        """True if rows should come cluster by cluster: only some experts are in memory, each for its own cluster."""
         return isinstance(self.experts, Offloaded) and self.strategy is None
 
     def taught(self, batch: Batch, cluster_B: Tensor | None = None) -> Batch:
-        """The batch with its teacher's predictions. `cluster_B`: its clusters on the host, which then needn't wait."""
+        """The batch with its teacher's predictions. `cluster_B`: its clusters on the host, which saves a wait."""
         x_BCHW = interpolate(batch.data_BCHW, batch.noise_BCHW, batch.t_B, self.path)
         t_B, condition = batch.t_B, batch.encoded
         with torch.no_grad():
@@ -95,6 +96,20 @@ class Teachers:
         return self.strategy.route(probs_BK, torch.zeros_like(probs_BK), None)
 
 
+@contextmanager
+def teachers_of(
+    run: Run, job: TrainJob, null_text: Text | None, device: torch.device, placement: TrainPlacement
+) -> Iterator[Teachers | None]:
+    """The teachers of a student's job; None for other jobs. Raises as `load_teachers`."""
+    if job.artifact.kind != "student":
+        yield None
+    elif placement.teachers is None:
+        yield load_teachers(run, null_text, device)
+    else:
+        with offloaded_teachers(run, null_text, device, placement.teachers, placement.cache) as offloaded:
+            yield offloaded
+
+
 def load_teachers(run: Run, null_text: Text | None, device: torch.device) -> Teachers:
     """The teachers of a run's student, frozen, by their published weights; in bf16 on a GPU.
 
@@ -107,22 +122,22 @@ def load_teachers(run: Run, null_text: Text | None, device: torch.device) -> Tea
 def offloaded_teachers(
     run: Run, null_text: Text | None, device: torch.device, resident: int, cache: str | None = None
 ) -> Iterator[Teachers]:
-    """The teachers, of whose experts `resident`, 2 or more, are in memory at a time; the others are in their files.
+    """The teachers with `resident` experts, 2 or more, in memory at a time; the others are in their files.
 
-    Those of a run in an object store are copied, each once, when it is first asked; `cache`: see `local_files`. They
-    are verified each time that they are read. Raises as `load_teachers`, also where an expert is asked.
+    Files of a run in an object store are copied once, when the expert is first used; `cache`: see `local_files`. They
+    are verified each time that they are read. Raises as `load_teachers`, also when an expert is used.
     """
     spec = spec_of(run.config, "expert")
-    most = network_bytes(spec)
+    max_bytes = network_bytes(spec)
     copies: dict[int, list[VerifiedFile]] = {}
-    with ExitStack() as stack:  # of what is on the disk, which goes after the thread that adds to it
+    with ExitStack() as stack:  # copies on the disk go last, after the thread that makes them has ended
 
         def fetch(cluster: int) -> nn.Module:
             artifact = run.experts[cluster]
             if cluster not in copies:
                 manifest, published = run.require(artifact), Weights.finished(run, artifact)
                 names = [f"{published.prefix}/{name}" for name in NETWORK]
-                published.require_small(run, dict(zip(NETWORK, map(manifest.files.get, names), strict=True)), most)
+                published.require_small(run, dict(zip(NETWORK, map(manifest.files.get, names), strict=True)), max_bytes)
                 copies[cluster] = stack.enter_context(local_files(run, manifest, names, cache))
             described, tensors = map(_read, copies[cluster])
             return _frozen(parse_network(described, tensors, f"{run.url}/{artifact}", spec)[0], device)
@@ -161,13 +176,13 @@ def _teachers(run: Run, null_text: Text | None, device: torch.device, experts: E
 
 
 def first_model(run: Run, job: TrainJob) -> nn.Module:
-    """The model that a job begins with: random weights, those of `init_from`, or those that `student.start` says.
+    """The model that a job begins with: random weights, those of `init_from`, or those of `student.start`.
 
     Raises as `load_teachers`.
     """
     model, start = job.build(), run.config.student.start
     for beginning in beginning_of(run.config, job.artifact):
-        model.load_state_dict(load_beginning(run, beginning, job.spec).state_dict())
+        model.load_state_dict(load_initial_weights(run, beginning, job.spec).state_dict())
         return model
     if job.artifact.kind != "student" or start == "random":
         return model
@@ -176,7 +191,7 @@ def first_model(run: Run, job: TrainJob) -> nn.Module:
         rows_K = PartitionInfo.of(run.require(PARTITION)).rows_K
         chosen = [chosen[max(range(len(chosen)), key=rows_K.__getitem__)]]
     state = model.state_dict()
-    for number, artifact in enumerate(chosen, start=1):  # one at a time: they may be large
+    for number, artifact in enumerate(chosen, start=1):  # one at a time in memory: they may be large
         weights = load_network(run, Weights.finished(run, artifact)).state_dict()
         for name, tensor in state.items():
             tensor.lerp_(weights[name], 1 / number)

@@ -1,4 +1,4 @@
-"""Curves of a training attempt as TensorBoard's event file. Whatever storage does, training isn't held up."""
+"""Curves of a training attempt as TensorBoard's event file. Training never waits for storage here."""
 
 import sys
 import time
@@ -21,10 +21,10 @@ CLOSE_SECONDS = 15.0
 
 
 class Telemetry:
-    """Scalars by step, in a file below `<prefix>/tensorboard/` that a thread of its own writes.
+    """Scalars by step, in a file below `<prefix>/tensorboard/`, which a thread writes.
 
-    On a local disk it grows as they are recorded; an object store gets it whole at each `upload`, and at `close`. What
-    can't be written is warned of once and tried again.
+    On a local disk the file grows with each record; an object store gets the whole file at each `upload`, and at
+    `close`. A write that fails is tried again; the first one prints a warning.
     """
 
     def __init__(self, store: Store, prefix: str):
@@ -35,17 +35,17 @@ class Telemetry:
         self._thread.start()
 
     def record(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Note values at a global step, each a curve under its name; None is left out. Takes microseconds."""
+        """Add a point to the curves of these names at a global step; None is left out. Takes microseconds."""
         known = {name: float(value) for name, value in values.items() if value is not None}
         now = time.time()
         self._work.put(lambda file: file.add(step, now, known))
 
     def upload(self) -> None:
-        """Have an object store get what is recorded so far. Takes microseconds."""
+        """Have an object store get all records so far. Takes microseconds."""
         self._work.put(self._upload)
 
     def close(self) -> None:
-        """Write what is left, waiting CLOSE_SECONDS at most. Never raises; a second time does nothing."""
+        """Write the rest, waiting CLOSE_SECONDS at most. Never raises; a second call does nothing."""
         self.upload()
         self._work.put(None)
         self._thread.join(CLOSE_SECONDS)
@@ -82,7 +82,10 @@ class Telemetry:
 
 
 class EventFile:
-    """An event file in a folder, once there is something in it; after an error another begins, since it may be torn."""
+    """An event file in a folder, made with its first values. After an error the next values begin another file.
+
+    The first may be torn: TensorBoard reads it up to there.
+    """
 
     def __init__(self, folder: Path):
         self.path: Path | None = None
@@ -90,7 +93,7 @@ class EventFile:
         self._writer: EventsWriter | None = None
 
     def add(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Write values at a step and a time of the clock. Raises OSError."""
+        """Write values at a step and a time in seconds since 1970. Raises OSError."""
         summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
         try:
             self._writer = self._writer or self._begun()
@@ -104,7 +107,7 @@ class EventFile:
         """Close the file, if there is one; the next values begin another."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            with suppress(OSError):  # told by the write before it
+            with suppress(OSError):  # the write before it has raised the same
                 writer.close()
 
     def _begun(self) -> EventsWriter:

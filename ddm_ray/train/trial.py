@@ -1,4 +1,4 @@
-"""Trial steps of a job on this machine, on rows of random numbers: how long a step takes, and how much memory."""
+"""Trial steps of a job on this machine, on rows of random numbers: the time and the memory of a step."""
 
 import math
 import time
@@ -17,16 +17,16 @@ from ddm_ray.memory import reset_peak, taken_bytes
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.claiming import own_threads
+from ddm_ray.train.claiming import default_threads
 from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.engine import Engine, own_device
 from ddm_ray.train.job import TrainJob
 
-LEAST_STEPS, SECONDS, ROWS = 2, 5.0, 256
+MIN_STEPS, SECONDS, ROWS = 2, 5.0, 256
 
 
 class RandomRows:
-    """Random numbers in place of a loader's rows, and random ids of this text encoder's in place of texts' ids."""
+    """Random numbers in place of a loader's rows, and random ids for the text encoder in place of texts."""
 
     def __init__(self, data: DataConfig, num_clusters: int, encoder: TextEncoder | None):
         random = torch.Generator().manual_seed(0)
@@ -59,14 +59,14 @@ def _random_ids(encoder: TextEncoder, random: torch.Generator) -> TextIds:
 
 
 def trial(job: TrainJob, data: DataConfig, num_clusters: int, placement: TrainPlacement) -> tuple[float, float]:
-    """Seconds of a job's step, and bytes of memory that it takes of one of the placement's workers at the most.
+    """Seconds of a job's step on one of the placement's workers, and the most bytes of memory that it takes.
 
-    The job asks no teachers; memory is a GPU's where the worker has one, else this process's.
-    In a torch.distributed world of one. Rows that keep ids of texts need the run's text encoder on this machine. Raises
-    as `TextEncoder.from_config` and `try_code` do.
+    The job uses no teachers. Memory is the GPU's if the worker has one, otherwise this process's. It runs in a
+    torch.distributed world of one. Rows that keep ids of texts need the run's text encoder on this machine. Raises as
+    `TextEncoder.from_config` and `try_code` do.
     """
     workers, device = placement.workers.max, own_device()
-    torch.set_num_threads(placement.threads or own_threads(placement, job))
+    torch.set_num_threads(placement.threads or default_threads(placement, job))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     keep_code(placement.cache)
@@ -81,15 +81,15 @@ def trial(job: TrainJob, data: DataConfig, num_clusters: int, placement: TrainPl
     engine = Engine(job.build(), job.train, placement)
     if engine.compiled_unasked:
         try_code(engine, job, batches, 0)
-    alike = job.train.steps - job.train.unmasked_steps  # steps that see as many tokens
+    similar_steps = job.train.steps - job.train.unmasked_steps  # with as many tokens each
     times: list[float] = []
-    while len(times) < LEAST_STEPS or sum(times) < SECONDS:
-        began, step = time.monotonic(), len(times) % alike
+    while len(times) < MIN_STEPS or sum(times) < SECONDS:
+        began, step = time.monotonic(), len(times) % similar_steps
         loss = engine.accumulate(job.objective, batches.at(step, device))
         engine.step(job.learning_rate(step))
-        float(loss)  # until then a GPU isn't done with it
+        float(loss)  # this waits for the GPU
         times.append(time.monotonic() - began)
     batches.close()
     engine.close()
     memory = torch.cuda.max_memory_reserved() if device.type == "cuda" else taken_bytes("VmHWM")
-    return median(times[1:]), memory  # code is made in the first one
+    return median(times[1:]), memory  # the first step compiles

@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ddm_ray.remedies import Fix
+from ddm_ray.spelling import duration
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.status import Status, describe, duration
+from ddm_ray.storage.status import Status
 
 Kind = Literal["stalled", "failed", "damaged", "finished", "resumed", "unsaved"]
 
@@ -87,7 +89,7 @@ class Events:
                 memory.alarm = None
                 return self._event(status, "resumed")
         kind: Kind = "failed" if status.state == "failed" else "stalled"
-        due = kind == "failed" or (status.silent_seconds or 0.0) >= job.patience(self.stalled_after)
+        due = kind == "failed" or (status.silent_seconds or 0.0) >= job.lease_seconds(self.stalled_after)
         if not due or memory.alarm == (kind, job.attempt):
             news, memory.unsaved = bool(job.unsaved) and not memory.unsaved, bool(job.unsaved)
             return self._event(status, "unsaved") if news else None
@@ -104,7 +106,7 @@ class Events:
             attempt, step, steps = 0, 0, 0
         text = f"{self.run}: {status.artifact} {kind}: {describe(status, self.phrase).removeprefix('failed: ')}"
         if kind == "stalled":
-            waited = duration(job.patience(self.stalled_after) if job else 0.0)
+            waited = duration(job.lease_seconds(self.stalled_after) if job else 0.0)
             text = f"{self.run}: {status.artifact} stalled, no sign for {waited}: {describe(status, self.phrase)}"
         final = bool(job and job.failure and job.failure["final"])
         return Event(self.run, status.artifact, kind, attempt, step, steps, text, final)

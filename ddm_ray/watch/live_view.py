@@ -13,7 +13,8 @@ from rich.text import Text
 
 from ddm_ray.remedies import Fix
 from ddm_ray.spelling import spelled_out
-from ddm_ray.storage.status import Status, describe
+from ddm_ray.storage.describe import describe
+from ddm_ray.storage.status import Status
 
 LOG_SECONDS = 10.0
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ddm_ray.core import calibration, condition, flow, mixture, routing, solvers, times
+from ddm_ray.core import calibration, condition, flow, mixture, routing, solver_schedule, solvers, times
 from ddm_ray.core.routing import Oracle, Sticky, TopK, keep, keep_top
 from ddm_ray.sampling import batches, choice, noise, state
 from ddm_ray.sampling import plan as plans
@@ -32,9 +32,10 @@ QUESTION, RULE, SCALE, CONDITIONS, SOLVED, PLAN = (
     plans._rule,
     plans.scale_at,
     state.Trajectories.conditions,
-    solvers.schedule,
+    solver_schedule.schedule,
     plans.SamplingPlan.of,
 )
+STEP_NOISE = state.Trajectories.step_noise
 GRID, JOINED, TEXT_ROWS = times.time_grid, batches.joined, condition.Text.__getitem__
 FITTED = calibration.fit_temperature
 
@@ -189,7 +190,7 @@ def nucleus_temperature_of_choice_alone(self, probs_BK, before_BK, uniforms_BK):
 
 
 def sample_with_replacement(self, probs_BK, before_BK, uniforms_BK):
-    return keep(probs_BK, sum(routing.draw(probs_BK, uniforms_BK[:, i]) for i in range(self.drawn)))
+    return keep(probs_BK, sum(routing.draw_expert(probs_BK, uniforms_BK[:, i]) for i in range(self.drawn)))
 
 
 def sample_without_renormalising(self, probs_BK, before_BK, uniforms_BK):
@@ -270,6 +271,10 @@ def last_not_reported(solver, times):
     return planned
 
 
+def noise_of_one_step(trajectories, rows, step_R):
+    return STEP_NOISE(trajectories, rows, np.zeros_like(step_R))
+
+
 def history_of_guidance_kept(settings, info):
     plan = PLAN(settings, info)
     velocities = plan.velocities.copy()
@@ -277,8 +282,12 @@ def history_of_guidance_kept(settings, info):
     return replace(plan, velocities=velocities)
 
 
-EVALUATED_A_STEP_LATE = solvers.Solver((solvers.Stage(at=1), solvers.Stage(at=1, this=1 / 2, last=1 / 2)))
-AB2_FOR_EQUAL_STEPS = solvers.Solver((solvers.Stage(this=1.5, last=-0.5),))
+LATE_STAGES = (solvers.Stage(at=1), solvers.Stage(at=1, lean=(1.0,), moves=((1 / 2, 1 / 2),)))
+EVALUATED_A_STEP_LATE = solvers.Solver(2, 2, 1, lambda step: LATE_STAGES)
+AB2_FOR_EQUAL_STEPS = solvers.Solver(2, 1, 1, lambda step: (solvers.Stage(moves=((1.0,), (1.5, -0.5))),))
+AB3_FOR_EQUAL_STEPS = solvers.Solver(
+    3, 1, 2, lambda step: (solvers.Stage(moves=((1.0,), (1.5, -0.5), (23 / 12, -16 / 12, 5 / 12))),)
+)
 
 
 def finite_router_fed_reversed_time(self, x, t, label):

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.core import flow, mixture, solvers
+from ddm_ray.core import flow, mixture, solver_schedule, solvers
 from ddm_ray.core.guidance import guide
+from ddm_ray.core.solver_schedule import HISTORY
+from ddm_ray.core.times import time_grid
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.request import SampleRequest, SampleResult
@@ -26,7 +28,7 @@ def mixture_field(system, x_BCHW, t, condition, info=None, experts=None, cluster
     """The velocity that the real code gives at (x, t), by strategy full unless asked otherwise."""
     request = {"settings": SamplingSettings(**{"strategy": "full"} | settings), "cluster_B": cluster_B}
     experts = experts or system.experts
-    return driver.velocity(x_BCHW, t, condition, info or system.info(), experts, system.router, **request)
+    return driver.mixture_velocity(x_BCHW, t, condition, info or system.info(), experts, system.router, **request)
 
 
 def sample_system(system, num_images: int, condition: int, info=None, **settings) -> SampleResult:
@@ -280,26 +282,49 @@ def grid_error(solver: str, steps: int) -> float:
 
 
 def solve(solver: str, x: Tensor, times: Tensor, field: Callable[[Tensor, float], Tensor], restarts=()) -> Tensor:
-    """x at the last time, by a solver's schedule; `restarts`: steps at which history begins anew."""
-    last = torch.zeros_like(x)
-    for planned in solvers.schedule(solvers.SOLVERS[solver], times):
-        velocity = field(solvers.moved(x, last, float(planned["lean"])), float(planned["t"]))
-        names = ("fresh", "stale") if planned["step"] in restarts else ("this", "last")
-        x = solvers.moved(x, velocity, float(planned[names[0]]))
-        x, last = solvers.moved(x, last, float(planned[names[1]])), velocity
+    """x at the last time, by a solver's schedule; `restarts`: steps at which history restarts."""
+    history, usable = (torch.zeros_like(x),) * HISTORY, 0
+    for planned in solver_schedule.schedule(solvers.SOLVERS[solver], times):
+        velocity = field(solver_schedule.moved(x, history, planned["lean"].tolist()), float(planned["t"]))
+        usable = 0 if planned["starts"] and planned["step"] in restarts else usable
+        x = solver_schedule.moved(x, (velocity, *history), planned["moves"][usable].tolist())
+        history, usable = (velocity, *history[:-1]), min(usable + 1, HISTORY)
     return x
 
 
-ORDERS = {"euler": 1, "heun": 2, "ab2": 2}
+EXACT = {name: solver for name, solver in solvers.SOLVERS.items() if not solver.draws}
+"""Solvers of the ODE; the others have no map from noise to images, only a distribution."""
+# On the map of one Gaussian the midpoint method gains an order.
+ORDERS = {name: solver.order for name, solver in EXACT.items() if name != "midpoint"}
 
 
 def check_orders() -> None:
     for solver, order in ORDERS.items():
         for error in (map_error, grid_error):
-            coarse, fine = error(solver, 64), error(solver, 128)
+            coarse, fine = error(solver, 128), error(solver, 256)
             observed = np.log2(coarse / fine)
             assert math.isfinite(observed), (solver, error.__name__)
             assert abs(observed - order) < 0.25, (solver, error.__name__, observed)
+
+
+def check_spread(steps: int = 16) -> None:
+    """Images of one Gaussian by a solver that draws have the standard deviation that its coefficients make."""
+    for name, solver in solvers.SOLVERS.items():
+        if solver.draws:
+            sampled = sample_system(ONE, 2000, 0, steps=steps, strategy="once", solver=name)
+            right = variance_of_samples(name, steps) ** 0.5
+            assert abs(float(sampled.images_BCHW.std(dim=0).mean()) / right - 1) < 0.04, name
+
+
+def variance_of_samples(solver: str, steps: int, one: GaussianMixture = ONE) -> float:
+    """The variance of images of one Gaussian by a solver that draws, one velocity a step, by its coefficients."""
+    variance, data_variance = 1.0, float(one.std_CK[0, 0]) ** 2
+    for planned in solver_schedule.schedule(solvers.SOLVERS[solver], time_grid("uniform", steps)):
+        t = float(planned["t"])
+        slope = (t - (1 - t) * data_variance) / ((1 - t) ** 2 * data_variance + t**2)
+        factor, noise = float(planned["keep"] + planned["moves"][0, 0] * slope), float(planned["noise"])
+        variance = factor**2 * variance + noise**2
+    return variance
 
 
 def check_piecewise(solver: str) -> None:

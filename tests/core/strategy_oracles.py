@@ -206,7 +206,7 @@ def check_router_temperature(system: closed_forms.GaussianMixture | None = None,
 
     for t in (0.2, 0.85):
         right = system.velocity(x_BCHW.flatten(1), t, label_B)
-        actual = driver.velocity(x_BCHW, t, label_B, system.info(), system.experts, router, settings=settings)
+        actual = driver.mixture_velocity(x_BCHW, t, label_B, system.info(), system.experts, router, settings=settings)
         assert (actual.flatten(1) - right).abs().max() < 1e-10 * (1 + right.abs().max()) / (1 - t)
 
 
@@ -242,7 +242,7 @@ def check_text_guidance() -> None:
     x_BCHW, _ = oracles.gaussian_points(texts.system, 12, seed=2)
     label_B, cluster_B = torch.arange(12) % 2, torch.arange(12) // 2 % 3
     routed = {"settings": SamplingSettings(strategy="oracle"), "cluster_B": cluster_B}
-    actual = driver.velocity(x_BCHW, 0.6, texts.texts(label_B), texts.info(), texts.experts, **routed)
+    actual = driver.mixture_velocity(x_BCHW, 0.6, texts.texts(label_B), texts.info(), texts.experts, **routed)
     t_B = torch.full((12,), 0.6, dtype=torch.float64)
     each = torch.stack([expert(x_BCHW, t_B, label_B) for expert in texts.system.experts])
     assert (actual - each[cluster_B, torch.arange(12)]).abs().max() < 1e-12
@@ -294,7 +294,7 @@ def check_history_restarts_with_guidance(solver: str) -> None:
 def check_draw() -> None:
     """The inverse CDF: each interval of uniforms to its expert, as wide as its probability."""
     prior_BK = torch.tensor([[0.5, 0.0, 0.3, 0.2]], dtype=torch.float64).expand(1000, 4)
-    drawn = routing.draw(prior_BK, (torch.arange(1000) + 0.5).double() / 1000)
+    drawn = routing.draw_expert(prior_BK, (torch.arange(1000) + 0.5).double() / 1000)
     assert drawn.argmax(dim=1).tolist() == [0] * 500 + [2] * 300 + [3] * 200
     assert (drawn.amax(dim=1) == 1).all()
     assert (drawn.sum(dim=1) == 1).all()

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.guidance import guide
-from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from tests.core import closed_forms, oracles, strategy_oracles
@@ -126,7 +125,7 @@ def test_scale_zero_draws_clusters_without_a_condition_and_small_scales_do_not(s
         assert (frequency_K - system.prior_CK[drawn_by]).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", oracles.EXACT)
 def test_history_restarts_where_guidance_sets_in(solver: str) -> None:
     strategy_oracles.check_history_restarts_with_guidance(solver)
 

@@ -110,7 +110,7 @@ MUTANTS: dict[str, tuple] = {
     "missing renormalisation, nucleus": ("nucleus", *NO_RENORMALISING),
     "the unlikeliest kept": ("top", routing, "keep_top", altered.bottom),
     "full held within a step": ("B endpoint", request, "parse_strategy", altered.full_held_within_a_step),
-    "once by argmax": ("C moments once", routing, "draw", altered.most_likely),
+    "once by argmax": ("C moments once", routing, "draw_expert", altered.most_likely),
     "once with the noise's own stream": (
         "C moments once",
         choice,
@@ -119,7 +119,7 @@ MUTANTS: dict[str, tuple] = {
     ),
     "once, one draw for all": ("C moments once", choice, "routing_uniforms", altered.uniforms_of_the_first_seed),
     "once blind to the condition": ("C moments once, conditional", *BLIND_PRIOR),
-    "draw by a shifted CDF": ("draw", routing, "draw", altered.draw_one_too_far),
+    "draw by a shifted CDF": ("draw", routing, "draw_expert", altered.draw_one_too_far),
     "guidance of each expert": ("D guidance", plans, "_rule", altered.conditional_posterior_for_both),
     "guidance of each expert, Gaussian": (
         "D guidance, Gaussian",
@@ -292,9 +292,22 @@ def test_the_mutant_fails(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("solver", "alteration"), [("heun", altered.EVALUATED_A_STEP_LATE), ("ab2", altered.AB2_FOR_EQUAL_STEPS)]
+    ("solver", "alteration"),
+    [
+        ("heun", altered.EVALUATED_A_STEP_LATE),
+        ("ab2", altered.AB2_FOR_EQUAL_STEPS),
+        ("ab3", altered.AB3_FOR_EQUAL_STEPS),
+    ],
 )
 def test_the_solver_mutant_fails(solver, alteration, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(solvers.SOLVERS, solver, alteration)
+    monkeypatch.setitem(oracles.EXACT, solver, alteration)
     with pytest.raises(AssertionError):
         oracles.check_orders()
+
+
+def test_noise_that_is_the_same_at_each_step_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    oracles.check_spread()
+    monkeypatch.setattr(state.Trajectories, "step_noise", altered.noise_of_one_step)
+    with pytest.raises(AssertionError):
+        oracles.check_spread()

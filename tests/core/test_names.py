@@ -9,7 +9,7 @@ from ddm_ray.core import flow, names, routing, solvers
 
 def test_every_name_is_implemented() -> None:
     assert flow.PATHS.keys() == set(get_args(names.PathName))
-    assert solvers.SOLVERS.keys() == set(get_args(names.SolverName))
+    assert solvers.SOLVERS.keys() == set(get_args(solvers.SolverName))
     assert routing.KINDS.keys() == names.STRATEGIES.keys()
 
 

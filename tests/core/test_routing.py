@@ -15,7 +15,7 @@ from ddm_ray.core.routing import (
     SampleK,
     TopK,
     differs,
-    draw,
+    draw_expert,
     keep,
     keep_top,
     parse_strategy,
@@ -217,20 +217,20 @@ def test_draw_is_the_inverse_cdf() -> None:
     strategy_oracles.check_draw()
     prior_BK = torch.tensor([[0.0, 0.25, 0.0, 0.75]]).expand(6, 4)
     uniforms_B = torch.tensor([0.0, 0.2, 0.2499, 0.25, 0.9, 1 - 2**-53], dtype=torch.float64)
-    weights_BK = draw(prior_BK, uniforms_B)
+    weights_BK = draw_expert(prior_BK, uniforms_B)
     assert weights_BK.argmax(dim=1).tolist() == [1, 1, 1, 3, 3, 3]
     assert weights_BK.sort(dim=1).values.tolist() == [[0.0, 0.0, 0.0, 1.0]] * 6
 
 
 def test_draw_never_picks_an_impossible_expert_at_the_end() -> None:
     prior_BK = torch.tensor([[0.3, 0.7, 0.0]])
-    assert draw(prior_BK, torch.tensor([1 - 2**-53], dtype=torch.float64)).argmax() == 1
+    assert draw_expert(prior_BK, torch.tensor([1 - 2**-53], dtype=torch.float64)).argmax() == 1
 
 
 def test_rounding_leaves_no_gap_at_the_end_of_the_cdf() -> None:
     prior_BK = torch.tensor([[0.9, 0.1]], dtype=torch.float32)
     assert prior_BK.double().sum() < 1 - 1e-8
-    assert draw(prior_BK, torch.tensor([1 - 1e-9], dtype=torch.float64)).argmax() == 1
+    assert draw_expert(prior_BK, torch.tensor([1 - 1e-9], dtype=torch.float64)).argmax() == 1
 
 
 def test_sets_of_experts_are_compared_without_their_weights() -> None:

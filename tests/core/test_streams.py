@@ -1,18 +1,18 @@
 """Seeds of images: consecutive, and apart for every purpose."""
 
-from ddm_ray.core.streams import SeedPurpose, seeds, stream
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds, stream
 
 
 def test_seeds_are_consecutive_and_purposes_lie_apart() -> None:
-    first, second = seeds(0, 5, SeedPurpose.EVALUATION), seeds(0, 5, SeedPurpose.GRID)
+    first, second = consecutive_seeds(0, 5, SeedPurpose.EVALUATION), consecutive_seeds(0, 5, SeedPurpose.GRID)
     assert [seed - first[0] for seed in first] == [0, 1, 2, 3, 4]
-    assert len({*first, *second, *seeds(1, 5, SeedPurpose.EVALUATION)}) == 15
+    assert len({*first, *second, *consecutive_seeds(1, 5, SeedPurpose.EVALUATION)}) == 15
 
 
 def test_purposes_keep_their_numbers() -> None:
     """Pictures of runs made before are of these seeds."""
     numbers = [2968811710, 3964924996, 3141116543, 2613022947, 1874364848]
-    assert [seeds(0, 1, purpose)[0] for purpose in SeedPurpose] == numbers
+    assert [consecutive_seeds(0, 1, purpose)[0] for purpose in SeedPurpose] == numbers
 
 
 def test_every_bit_of_a_seed_and_every_part_of_a_key_counts() -> None:

@@ -14,8 +14,8 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.evaluate.compare import Comparison, Side, compare
 from ddm_ray.evaluate.compare_report import print_table, render, sentences
 from ddm_ray.evaluate.distances import Gaussian
+from ddm_ray.evaluate.metrics import Difference, deviation
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.evaluate.scores import Difference, Measured, Score, deviation
 from ddm_ray.storage.graph import evaluation
 from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
@@ -100,17 +100,10 @@ def test_an_interval_covers_the_estimate_and_no_difference_where_there_is_none()
     gaussian = Gaussian(np.zeros(12), np.eye(12), np.eye(12))
     for _ in range(40):
         wide, narrow = (scale * random.normal(size=(300, 12)) for scale in (1.1, 0.9))
-        pairs = [gaussian.measure(rows) for rows in (wide, narrow)]
-        measures = [Measured(scored(distance), pull_M) for distance, pull_M in pairs]
-        difference = Difference.of(("wide", "narrow"), *measures)
+        difference = Difference.of(("wide", "narrow"), *(gaussian.measure(rows) for rows in (wide, narrow)))
         assert difference.low < difference.frechet < difference.high
         covered += difference.low <= 0 <= difference.high
     assert covered >= 36
-
-
-def scored(frechet: float) -> Score:
-    fields = dict.fromkeys(Score.__dataclass_fields__, 0.0)
-    return Score(**fields | {"frechet": frechet})  # type: ignore[arg-type]
 
 
 def test_runs_of_other_data_and_too_few_models_are_refused(random_run: Run, evaluated: Path, tmp_path: Path) -> None:

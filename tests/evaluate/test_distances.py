@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, between, nearest, total_variation
-from ddm_ray.evaluate.scores import deviation
+from ddm_ray.evaluate.metrics import deviation
 
 
 def exact(mean: np.ndarray, covariance: np.ndarray, count: int = 200, seed: int = 0) -> np.ndarray:
@@ -20,7 +20,7 @@ def exact(mean: np.ndarray, covariance: np.ndarray, count: int = 200, seed: int 
 
 
 def frechet(a_ND: np.ndarray, b_MD: np.ndarray) -> float:
-    return Gaussian.of(a_ND).distance(b_MD)
+    return Gaussian.of(a_ND).measure(b_MD)[0]
 
 
 def precision_recall(real_ND: np.ndarray, samples_MD: np.ndarray) -> tuple[float, float]:
@@ -79,7 +79,7 @@ def test_pull_is_the_slope_of_the_distance(seed: int, width: int) -> None:
     more = np.concatenate([rows, np.repeat(rows[[row]], 2, axis=0)])
     distance, pull_M = gaussian.measure(rows)
     assert pull_M.mean() == pytest.approx(0, abs=1e-9 * np.abs(pull_M).max())
-    slope = (gaussian.distance(more) - distance) * len(more) / 2
+    slope = (gaussian.measure(more)[0] - distance) * len(more) / 2
     assert slope == pytest.approx(pull_M[row], rel=0.05, abs=0.05 * pull_M.std())
 
 
@@ -88,7 +88,7 @@ def test_deviation_is_that_of_sets_drawn_again() -> None:
     random = np.random.default_rng(7)
     gaussian = Gaussian.of(random.normal(size=(300, 6)) @ random.normal(size=(6, 6)))
     for rows in (random.normal(size=(500, 6)) + 0.5, random.normal(size=(500, 4)) @ random.normal(size=(4, 6)) + 0.5):
-        drawn = [gaussian.distance(rows[random.integers(500, size=500)]) for _ in range(300)]
+        drawn = [gaussian.measure(rows[random.integers(500, size=500)])[0] for _ in range(300)]
         assert deviation(gaussian.measure(rows)[1]) == pytest.approx(np.std(drawn), rel=0.15)
 
 

@@ -19,7 +19,7 @@ from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.report import print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.sampling import run_models
-from ddm_ray.sampling.run_models import load_model, sampling_settings
+from ddm_ray.sampling.run_models import load_trained, sampling_settings
 from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluation
 from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
@@ -154,7 +154,7 @@ def test_networks_in_bf16_as_on_a_gpu_are_measured_near_to_those_in_fp32(
 
 def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, tmp_path: Path) -> None:
     run = copied(random_run, tmp_path / "run")
-    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    publish(run, STUDENT, load_trained(run, MONOLITH), 3, 4)
     for artifact in (MONOLITH, ROUTER):
         (tmp_path / "run" / artifact).rename(tmp_path / artifact)
     evaluate(run)
@@ -186,8 +186,8 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
 def test_a_student_of_other_experts_is_named_and_the_rest_measured(tmp_path: Path) -> None:
     settings = ("evaluate.num_samples=20", "sample.steps=1", "evaluate.strategies=[once]")
     run = make_run(str(tmp_path / "run"), settings=settings, num_rows=100)
-    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
-    other = load_model(run, Artifact("experts/000"))
+    publish(run, STUDENT, load_trained(run, MONOLITH), 3, 4)
+    other = load_trained(run, Artifact("experts/000"))
     run.store.delete(Artifact("experts/001"))
     publish(run, Artifact("experts/001"), other, 300, 16)
     done = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
@@ -199,7 +199,7 @@ def test_a_student_of_other_experts_is_named_and_the_rest_measured(tmp_path: Pat
     assert "Not measured: student" in done.output and "finished since" not in done.stderr
     assert "student" not in [job["job"] for job in metrics["training"]["jobs"]]
     run.store.delete(STUDENT)
-    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    publish(run, STUDENT, load_trained(run, MONOLITH), 3, 4)
     again = CliRunner().invoke(main, ["evaluate", run.url, "--name", "demo"])
     assert again.exit_code == 0 and "warning: student: finished since" in again.stderr
 
@@ -213,7 +213,7 @@ def test_a_guided_students_loss_is_not_set_beside_others(tmp_path: Path, scale: 
         f"sample.guidance_scale={scale}",
     )
     run = make_run(str(tmp_path / "run"), settings=(*settings, "expert.train.condition_dropout=0.1"), num_rows=100)
-    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    publish(run, STUDENT, load_trained(run, MONOLITH), 3, 4)
     evaluate(run)
     metrics = read_metrics(run)
     rows = {row["model"]: row for row in metrics["models"]}
@@ -277,7 +277,7 @@ def test_the_best_strategy_is_the_runs_until_an_expert_is_another(random_run: Ru
         run, evaluation("other"), ["metrics.json"], info_of(evaluation("other"), **{**info, "best_strategy": best})
     )
     assert sampling_settings(run).strategy == best != "once"
-    retrained = load_model(run, Artifact("experts/000"))
+    retrained = load_trained(run, Artifact("experts/000"))
     run.store.delete("experts/001")
     publish(run, Artifact("experts/001"), retrained, 300, 16)
     assert sampling_settings(run).strategy == "once"

@@ -17,7 +17,7 @@ from ddm_ray.evaluate.compare import Side, compare
 from ddm_ray.evaluate.report import milestones_in_words, print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.models import weights
-from ddm_ray.sampling.run_models import load_model, load_models, sampling_settings
+from ddm_ray.sampling.run_models import load_models, load_trained, sampling_settings
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, evaluation, expert
 from ddm_ray.storage.published import Weights
@@ -37,14 +37,14 @@ def run(tmp_path: Path) -> Run:
 
 def on_its_way(run: Run, artifact: Artifact, *steps: int) -> list[Weights]:
     """Milestones of an artifact that still trains from now on: its own weights, and smaller ones for each earlier."""
-    model = load_model(run, artifact) if run.manifest(artifact) else load_model(run, expert(0))
+    model = load_trained(run, artifact) if run.manifest(artifact) else load_trained(run, expert(0))
     run.store.delete(artifact)
     attempt, published = claim(run.store, artifact), []
     for step in steps:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9)
-        tensors, spec = weights.to_bytes(model, weights.describe(model))
+        tensors, spec = weights.weights_as_bytes(model, weights.spec_of_model(model))
         parts = {"ema.safetensors": tensors, "model.json": spec.encode()}
         prefix, _ = publish_weights(attempt, step, run.identity(artifact), parts)
         published.append(Weights(artifact, prefix, step, final=False))
@@ -84,7 +84,7 @@ def test_killed_it_goes_on_by_the_milestones_that_it_was_begun_with(run: Run, tm
     evaluate(quiet)
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, execute=ended_after_one)
-    publish(run, expert(1), load_model(run, expert(0)), 300, 16)
+    publish(run, expert(1), load_trained(run, expert(0)), 300, 16)
     evaluate(run, execute=serial)  # by models that it loads anew
     ours, theirs = read_metrics(run), read_metrics(quiet)
     assert ours["milestones"] == theirs["milestones"] == {"experts/001": {"step": 100, "of": 300}}

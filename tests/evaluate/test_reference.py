@@ -119,7 +119,8 @@ def test_of_more_rows_than_are_kept_some_are_drawn_and_all_counted(
     assert sum(row.tobytes() in rows for row in np.round(in_order(real), 3)) > 40, "but for rounding"
     assert {*real.cluster_M} == {0, 1}
     np.testing.assert_allclose(real.gaussian.mean_D, every.gaussian.mean_D, rtol=1e-4, atol=1e-5)
-    assert Gaussian.of(real.features_MD).distance(every.features_MD) > 1e3 * real.gaussian.distance(every.features_MD)
+    of_kept, of_all = Gaussian.of(real.features_MD), real.gaussian
+    assert of_kept.measure(every.features_MD)[0] > 1e3 * of_all.measure(every.features_MD)[0]
     evaluate(run)
     metrics = read_metrics(run)
     assert metrics["num_real"] == len(train) and all(row["copied"] is None for row in metrics["models"])

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ddm_ray.cli import main
-from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DriftError, MissingArtifact
@@ -33,7 +33,7 @@ from ddm_ray.evaluate.samples import (
 )
 from ddm_ray.models.latents import Latents
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.storage.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
 from ddm_ray.storage.run import Run
 from tests.random_run import make_run, publish
@@ -83,7 +83,7 @@ def test_interrupted_three_times_it_goes_on_to_the_same_figures(
         with pytest.raises(KeyboardInterrupt):
             evaluate(run, execute=ended_after(count))
     assert run.manifest(DEMO) is None and len(made) == 6
-    publish(run, STUDENT, load_model(run, MONOLITH), 3, 4)
+    publish(run, STUDENT, load_trained(run, MONOLITH), 3, 4)
     shares: list[float] = []
     manifest = evaluate(run, on_progress=lambda share, _: shares.append(share), execute=ended_after(10**6))
     # Two portions of each of five candidates.
@@ -101,7 +101,7 @@ def test_it_goes_on_by_the_same_models_alone(random_run: Run, tmp_path: Path) ->
 
     with pytest.raises(KeyboardInterrupt):
         evaluate(run, execute=ended)
-    other = load_model(run, Artifact("experts/001"))
+    other = load_trained(run, Artifact("experts/001"))
     run.store.delete(Artifact("experts/000"))
     publish(run, Artifact("experts/000"), other, 300, 16)
     with pytest.raises(DriftError, match="eval/demo was begun otherwise: input experts/000"):
@@ -230,7 +230,7 @@ def test_a_run_of_texts_is_asked_for_the_texts_of_held_out_rows(tmp_path: Path) 
     assert sorted(counts) == [2] * 6 + [3] * 4, "every text in turn"
     lineup = Lineup.of(run, run.identity(DEMO).inputs, {}, "cpu")
     request = SampleRequest(
-        seeds(config.evaluate.seed, 24, SeedPurpose.EVALUATION),
+        consecutive_seeds(config.evaluate.seed, 24, SeedPurpose.EVALUATION),
         heldout.text[once.number_M],
         config.sample.changed(strategy="once"),
     )

@@ -1,12 +1,13 @@
 """An island's worker without Ray, which trains in its own process."""
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event, Thread
 
 from ddm_ray.errors import DDMError
-from ddm_ray.islands import work
+from ddm_ray.islands import choose, work
 from ddm_ray.islands.board import Board, work_of
 from ddm_ray.islands.presence import PresenceKeeper, last_speed
 from ddm_ray.islands.work import IslandWorker
@@ -15,7 +16,8 @@ from ddm_ray.storage.graph import MONOLITH, trained_of
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
-from ddm_ray.train import local, lookout, worker
+from ddm_ray.train import local, membership, worker
+from ddm_ray.train.engine import Engine
 
 
 def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
@@ -36,9 +38,25 @@ def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> No
         thread.join()
 
 
-def main(url: str, name: str, grace: float, log: str) -> None:
-    """Work for the island of that name until the run is finished, or it is drained; lines go to a file."""
-    lookout.LOOK_SECONDS = work.LOOK_SECONDS = 0.1  # a tiny training ends within seconds
+def slow_down(seconds: float) -> None:
+    """Have each step of this process take so many seconds more."""
+    step = Engine.step
+
+    def slow_step(self: Engine, learning_rate: float) -> float:
+        time.sleep(seconds)
+        return step(self, learning_rate)
+
+    Engine.step = slow_step  # type: ignore[method-assign]
+
+
+def main(url: str, name: str, lease: float, log: str, slower: float = 0.0) -> None:
+    """Work for the island of that name until the run is finished, or it is drained; lines go to a file.
+
+    Each step takes `slower` seconds more than it would.
+    """
+    membership.LOOK_SECONDS = work.LOOK_SECONDS = choose.MOVE_SECONDS = 0.1  # a tiny training ends within seconds
+    if slower:
+        slow_down(slower)
     with open(log, "a", buffering=1) as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
@@ -50,6 +68,6 @@ def main(url: str, name: str, grace: float, log: str) -> None:
             print(f"{name} {doing}", flush=True)
         printed.add(doing)
 
-    with local.world(), PresenceKeeper(run.store, name, grace / 6, speed=last_speed(run.store, name)) as keeper:
-        board = Board(run, artifacts, grace, work_of(run))
-        print(name, IslandWorker(run, keeper, board, train, report, grace=grace).run_to_end(), flush=True)
+    with local.world(), PresenceKeeper(run.store, name, lease, speed=last_speed(run.store, name)) as keeper:
+        board = Board(run, artifacts, work_of(run))
+        print(name, IslandWorker(run, keeper, board, train, report).run_to_end(), flush=True)

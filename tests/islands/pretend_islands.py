@@ -3,14 +3,14 @@
 import random
 from math import inf
 
-from ddm_ray.islands.board import ROOM_SECONDS
+from ddm_ray.islands.presence import LEASE_SECONDS
 from ddm_ray.islands.work import MAX_AGAIN_SECONDS
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_status import START_SECONDS
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.stops import ask, drain_key, stop_key, take_back
 from tests.islands.pretend_storage import DAY, STEPS, TICK, UNSEEN, PretendRun, Training
-from tests.islands.pretend_workers import GRACE, Intent, Island, Liar, Process
+from tests.islands.pretend_workers import Intent, Island, Liar, Process
 
 
 class Fleet:
@@ -82,7 +82,8 @@ class Fleet:
     def _require_free(self, process: Process, intent: Intent) -> None:
         """Raise AssertionError for a take of what the worker must have seen to be stopped, trained, or not ready.
 
-        Trained: by a worker that was never frozen, or by hand. Also where it should stand by an older worker.
+        Trained: by a worker that was never frozen, from which it doesn't take it over, or by hand. Also where it should
+        stand by an older worker.
         """
         artifact, unseen = intent.artifact, intent.looked - UNSEEN
         assert self.stopped.get(artifact, inf) > unseen, f"{process.id} takes {artifact}, which is stopped"
@@ -91,21 +92,21 @@ class Fleet:
         for each in self.everybody:
             older = each.island is process.island and each.id < process.id and each.awake
             assert not older or each.woke > unseen, f"{process.id} takes a job beside {each.id}"
-        trainings = [(training, intent.looked - TICK) for _, training in self.at_work]
-        for training, since in [*trainings, *((each, unseen) for each in self.hands)]:
+        held = [(training, intent.looked - TICK) for each, training in self.at_work if each.id != intent.job.holder]
+        for training, since in [*held, *((each, unseen) for each in self.hands)]:
             if training.artifact == artifact and training.since < since and training.stands:
                 raise AssertionError(f"{process.id} takes {artifact}, trained by {training.launch}")
 
     def calm(self) -> None:
         """End faults: whoever is frozen wakes, whoever is gone comes back, requests are taken back.
 
-        Liars stay, as do islands without room or nodes, if not all are.
+        Liars stay, as do islands without room, if not all are.
         """
         self.hands.clear()
         self.run.missing.clear()
         for process in self.everybody:
             process.ends = ""
-        nowhere = not any(island.room and island.nodes for island in self.islands)
+        nowhere = not any(island.room for island in self.islands)
         for artifact in list(self.stopped):
             self.allow(artifact)
         for index, island in enumerate(self.islands):
@@ -113,9 +114,9 @@ class Fleet:
             island.cursed.clear()
             island.only = None
             island.room |= nowhere
-            island.nodes |= nowhere
             self.wake(index)
-            if self.processes[index].gone:
+            if self.processes[index].gone or self.processes[index].restricted:
+                self.processes[index].gone = True
                 self.restart(index)
 
     def stop(self, artifact: Artifact) -> None:
@@ -129,31 +130,28 @@ class Fleet:
     def lose_shard(self, artifact: Artifact) -> None:
         self.run.missing |= dict.fromkeys(self.run.inputs(artifact), self.now)
 
-    def lose_nodes(self, index: int) -> None:
-        """Its cluster loses its nodes, unless another's has: of two the rule lets a job wait for both, in turn."""
-        island = self.islands[index]
-        island.nodes = any(not each.nodes for each in self.islands if each is not island)
-
     def drain(self, index: int) -> None:
         ask(self.run.store, drain_key(self.islands[index].name), "moving day")
 
     def finish(self) -> None:
         """Go on until all is done. Raises AssertionError where a job and an island have idled too long, both at once.
 
-        Too long: a worker waits for those who would be done sooner than itself, twice as long, and what was begun is
-        waited for as long as it may be silent, or without room, or as its own failures have it.
+        Too long: what was begun is waited for until its lease has expired, of each island without room in turn, and
+        what has failed as the worker's own failures have it.
         """
-        began = self.now
         longest = max(self.run.works.values()) / min(island.speed for island in self.islands)
-        patience = MAX_AGAIN_SECONDS + max(ROOM_SECONDS, START_SECONDS) + (3 / STEPS + 2) * longest + 4 * GRACE
+        turns = 1 + sum(not island.room for island in self.islands)
+        patience = MAX_AGAIN_SECONDS + turns * START_SECONDS + 3 / STEPS * longest + 4 * LEASE_SECONDS
         idle: dict[str, float] = {}
+        alone: dict[str, float] = {}
         while unfinished := self.run.unfinished:
             self.advance(1)
             jobs = set(unfinished) - {training.artifact for _, training in self.at_work if training.attempt}
             islands = {island.name for island in self.islands} - {each.island.name for each, _ in self.at_work}
             awake = {each.id: each.ahead for each in self.everybody if each.awake}
-            alone = [name for name, ahead in awake.items() if ahead and ahead not in awake and self.run.unfinished]
-            assert not alone or self.now - began < UNSEEN, f"{alone} stand by who is dead"
+            by_dead = [name for name, ahead in awake.items() if ahead and ahead not in awake and self.run.unfinished]
+            alone = {name: alone.get(name, self.now) for name in by_dead}
+            assert all(self.now - since < UNSEEN for since in alone.values()), f"{by_dead} stand by who is dead"
             idle = {name: idle.get(name, self.now) for name in jobs | islands}
             if jobs and islands:
                 since = max(min(idle[name] for name in names) for names in (jobs, islands))

@@ -9,15 +9,14 @@ from collections.abc import Mapping
 
 from ddm_ray.errors import DDMError, GaveUp
 from ddm_ray.islands.board import take_key
-from ddm_ray.islands.work import CROWDED_SECONDS
 from ddm_ray.storage.attempts import HEARTBEAT, Attempt, claim
+from ddm_ray.storage.fencing import Fence
 from ddm_ray.storage.graph import Artifact, shard
 from ddm_ray.storage.job_files import TAKES, list_jobs
 from ddm_ray.storage.launches import Launch, noted
 from ddm_ray.storage.manifest import NAME, Identity, Manifest
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
-from ddm_ray.storage.succession import Succession
 from tests.infos import info_of
 from tests.storage.jobs import beat, fail, save
 
@@ -149,7 +148,7 @@ class Training:
             self.launch = begun
         self.run, self.artifact, self.since = run, launch.artifact, since
         self.attempt: Attempt | None = None
-        self.succession: Succession | None = None
+        self.fence: Fence | None = None
         self.failures, self.stalled = 0, False
         self.done, self._first, self._saved, self._beats, self._ticks = 0.0, 0, 0, 0, 0
 
@@ -170,16 +169,16 @@ class Training:
         newest = Attempt(self.run.store, self.artifact, files.attempts[-1])
         if newest.number == self.attempt.number:
             return True
-        silent = self.attempt.number in files.elders and files.beats(newest.number) and not files.failed(newest.number)
+        silent = self.attempt.number in files.older and files.beats(newest.number) and not files.failed(newest.number)
         return silent and self.run.store.read(f"{newest.prefix}/{HEARTBEAT}") != DAMAGE
 
     def begin(self, own_clock: float, now: float) -> None:
         """Claim an attempt, which goes on from the newest state."""
-        if now - self.since > CROWDED_SECONDS / 2:
+        if now - self.since > SAVE / 2:
             self.since = now + UNSEEN
         self._saved = list_jobs(self.run.store, [self.artifact])[self.artifact].saved[1]
         self.attempt = claim(self.run.store, self.artifact, self.launch.claim_fields())
-        self.succession = Succession(self.attempt, lambda: self.clock)
+        self.fence = Fence(self.attempt, lambda: self.clock)
         self.clock, self.done = own_clock, self._saved * self.work / STEPS
         self._first, self._beats, self._ticks = self._saved, 0, 0
 

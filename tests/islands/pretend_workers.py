@@ -1,4 +1,4 @@
-"""Workers of islands, pretended: what one sees and chooses is the product's: board, observer, promises, the rule.
+"""Workers of islands, pretended: what one sees and chooses is the product's: board, observer, the rule, a take-over.
 
 Each judges by its own clock, up to a day off.
 """
@@ -10,23 +10,24 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ddm_ray.errors import GaveUp, Stopped, Superseded
-from ddm_ray.islands.board import Board, take_key
-from ddm_ray.islands.presence import PRESENCE, Presence
-from ddm_ray.islands.promises import Promises
-from ddm_ray.islands.work import Crowd, Untrained, _Failures
+from ddm_ray.islands.board import Board
+from ddm_ray.islands.choose import OpenJob, choose
+from ddm_ray.islands.presence import LEASE_SECONDS, PRESENCE, Presence
+from ddm_ray.islands.takeover import TakeOver
+from ddm_ray.islands.work import _Failures
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.stops import StopRequests, asked, drain_key
 from tests.islands.pretend_storage import DAY, TICK, PretendRun, Training
 
-BEAT, LOOK, GRACE = 10.0, 15.0, 60.0
+BEAT, LOOK = LEASE_SECONDS / 6, 15.0
 
 
 @dataclass(eq=False)
 class Island:
     """What is so whichever worker is at work: its speed, FLOP/s, what it may take, at what it fails.
 
-    Without `room` its cluster is full of others' jobs, which it says; without `nodes` it waits for them, silently.
+    Without `room` its cluster is full of others' jobs, or its nodes don't come: it waits for them, silently.
     """
 
     name: str
@@ -34,7 +35,6 @@ class Island:
     only: frozenset[str] | None = None
     cursed: set[Artifact] = field(default_factory=set)
     room: bool = True
-    nodes: bool = True
     workers: int = 0
 
 
@@ -42,12 +42,18 @@ class Island:
 class Intent:
     """A job that a worker is about to take, and when it looked."""
 
-    artifact: Artifact
+    job: OpenJob
     looked: float
+
+    @property
+    def artifact(self) -> Artifact:
+        return self.job.artifact
 
 
 class Process:
     """A worker. Between what it sees and what it does a tick passes, in which others may do the same."""
+
+    rule = staticmethod(choose)
 
     def __init__(
         self,
@@ -65,12 +71,14 @@ class Process:
         self.ahead, self.born, self.woke = "", now, now
         self.known_speed: float | None = None
         self.training: Training | None = None
-        self.promises, self._failures = Promises(GRACE), _Failures()
-        self._board = Board(run, list(run.works), GRACE, run.works.__getitem__, lambda: self._own)
+        self.moves = 0
+        self._failures = _Failures()
+        self.restricted = island.only is not None
+        self._board = Board(run, list(island.only or run.works), run.works.__getitem__, lambda: self._own)
         self._own = self._next_beat = self._next_look = -inf
         self._intent: Intent | None = None
-        self._beat, self._number, self._ready = 0, 0, 0.0
-        self._crowd = Crowd()
+        self._beat, self._ready = 0, 0.0
+        self._taking: tuple[Launch, TakeOver] | None = None
 
     @property
     def awake(self) -> bool:
@@ -89,6 +97,8 @@ class Process:
         if self.training:
             self.training.clock = self._own
             self._train(now)
+        elif self._taking:
+            self._begin(now)
         elif self._intent:
             self._take(self._intent, now)
         if self._own >= self._next_beat:
@@ -97,13 +107,13 @@ class Process:
             self._next_look = self._own + LOOK
             if self.training:
                 self._stand(self.training)
-            else:
+            elif not self._taking:
                 self._look(now)
 
     def _train(self, now: float) -> None:
         training, artifact = self.training, self.training.artifact
         if training.attempt is None:
-            if self.island.room and self.island.nodes and self._own >= self._ready:
+            if self.island.room and self._own >= self._ready:
                 training.begin(self._own, now)
         elif artifact in self.island.cursed:
             if training.fail(final=self._chance.random() < 0.5):
@@ -125,32 +135,31 @@ class Process:
         artifact = intent.artifact
         millis = int(1000 * (self._own + 2 * DAY))
         launch = Launch(artifact, f"{millis:011x}{self._chance.getrandbits(32):08x}", self.island.name)
-        self._number = self._board.takes(artifact) + 1
         self._speak(artifact)
-        if not self.run.take(artifact, self._number, self.id, launch):
+        if not self.run.take(artifact, self._board.takes(artifact) + 1, self.id, launch):
             self._release()
             return
         self._taken(self, intent)
         self.gone = self.ends == "taking"
         if not self.gone:
-            self.training = Training(self.run, launch, now)
-            self._ready = self._own + TICK * self._chance.randrange(4)
-            self.gone = self.ends == "launching"
+            self._taking = launch, TakeOver(self.run, intent.job, self.id, lambda: self._own)
+            self.moves += bool(intent.job.holder)
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Launch what was taken, once the launch before it has ended."""
+        launch, before = self._taking
+        if not before.done:
+            return
+        self._taking = None
+        self.training = Training(self.run, launch, now)
+        self._ready = self._own + TICK * self._chance.randrange(4)
+        self.gone = self.ends == "launching"
 
     def _note(self, holds: str = "") -> dict[str, object]:
-        holds = self.training.artifact if self.training else holds
-        only, failed = self.island.only, self._failures.now(self._own) | self._board.lost
-        waits = self.training is not None and self.training.attempt is None
-        return {
-            "beat": self._beat,
-            "beat_seconds": BEAT,
-            "holds": holds,
-            "speed": self.known_speed,
-            "only": None if only is None else sorted(only),
-            "failed": sorted(failed),
-            "crowded": self._crowd.lasts(waits and not self.island.room, self._own),
-            "ended": self.gone,
-        }
+        if self.training or self._taking:
+            holds = self.training.artifact if self.training else self._taking[0].artifact
+        return {"beat": self._beat, "holds": holds, "speed": self.known_speed, "ended": self.gone}
 
     def _speak(self, holds: str = "") -> None:
         self._next_beat, self._beat = self._own + BEAT, self._beat + 1
@@ -165,18 +174,16 @@ class Process:
         error = Stopped(f"drained: {drained}") if drained else StopRequests(store, artifact, training.launch).look()
         if artifact in self.run.committed:
             error = Superseded("it is done")
-        elif training.attempt is None and store.exists(take_key(artifact, self._number + 1)):
-            error = Untrained("another island has taken it, for nothing trained it here")
-        elif training.succession and (successor := training.succession.look()) and successor.lives is not None:
-            if not successor.lives:
-                training.attempt = training.succession = None
+        elif training.fence and (newer := training.fence.look()) and newer.lives is not None:
+            if not newer.lives:
+                training.attempt = training.fence = None
             else:
-                error = successor.error(0, training.launch.id)
+                error = newer.error(0, training.launch.id)
         if error:
             if isinstance(error, Stopped):
                 training.save()
-            if isinstance(error, Untrained):
-                self._board.lose(artifact)
+            if training.attempt is None and artifact not in self.run.committed:
+                self._failures.add(artifact, error, self._own)
             training.end(error)
             self._release()
 
@@ -189,7 +196,7 @@ class Process:
         elif self.ahead:
             self.reason = f"stands by {self.ahead}"
         else:
-            choice = self.promises.choose(view.jobs, view.workers, self.id, self._own)
+            choice = self.rule(view.jobs, view.workers, self.id, self._failures.now(self._own))
             self.reason = choice.reason
             assert (choice.take is None) == bool(choice.reason)
             if choice.take is not None:

@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-from ddm_ray.islands.choose import Choice, OpenJob, Worker, choose
+from ddm_ray.islands.choose import MOVE_SECONDS, Choice, OpenJob, Worker
 from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
 
-Rule = Callable[[Sequence[OpenJob], Sequence[Worker], str], Choice]
+Rule = Callable[[Sequence[OpenJob], Sequence[Worker], str, frozenset[Artifact]], Choice]
+WORK = 100_000.0
+"""FLOP of an expert: more than a day on the slowest island, beside which a move costs little."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Load:
     """Speeds of islands, FLOP/s, and the work of each artifact, FLOP."""
 
     speeds: tuple[float, ...]
     works: dict[Artifact, float]
+    moves: int = 0
 
     @classmethod
     def of(cls, islands: int, experts: int, spread: float, seed: int) -> "Load":
@@ -29,9 +32,9 @@ class Load:
         """
         chance = random.Random(f"{islands} {experts} {spread} {seed}")
         speeds = tuple(spread ** chance.random() for _ in range(islands))
-        works = {expert(index): 100.0 for index in range(experts)} | {ROUTER: 100 * chance.uniform(0.05, 1)}
+        works = {expert(index): WORK for index in range(experts)} | {ROUTER: WORK * chance.uniform(0.05, 1)}
         if chance.random() < 0.2:
-            works[MONOLITH] = 100.0 * experts
+            works[MONOLITH] = WORK * experts
         if seed % 2:
             works = {artifact: work * chance.uniform(0.02, 1) for artifact, work in works.items()}
         return cls(speeds, works)
@@ -61,39 +64,44 @@ class Load:
         return ends[0][0]
 
     def makespan(self, rule: Rule) -> float:
-        """Seconds until all is done, if each island that is free chooses by this rule whenever something ends.
+        """Seconds until all is done, if each island that is idle chooses by this rule whenever something ends.
 
-        Raises AssertionError if nothing is trained, and yet not all is done.
+        A job that is taken over is begun MOVE_SECONDS later elsewhere, where it was. Raises AssertionError if nothing
+        is trained, and yet not all is done.
         """
         workers = [Worker(f"{index:02d}/0000", speed) for index, speed in enumerate(self.speeds)]
+        speeds = {worker.id: worker.speed or 0.0 for worker in workers}
         jobs = {artifact: OpenJob(artifact, work) for artifact, work in self.works.items()}
-        idle, busy = dict.fromkeys(range(len(workers))), list[tuple[float, int, Artifact]]()
+        ends: dict[str, tuple[float, Artifact]] = {}  # by worker
         now = 0.0
         while jobs:
-            for end, index, artifact in busy:
-                jobs[artifact] = replace(jobs[artifact], work=max((end - now) * self.speeds[index], 1e-6))
-            for index in list(idle) if any(job.free for job in jobs.values()) else ():
-                taken = rule(list(jobs.values()), workers, workers[index].id).take
-                if taken is not None:
-                    del idle[index]
-                    heapq.heappush(busy, (now + jobs[taken].work / self.speeds[index], index, taken))
-                    jobs[taken] = replace(jobs[taken], owner=workers[index].id)
-            assert busy, f"all wait for {sorted(jobs)}"
-            now, index, artifact = heapq.heappop(busy)
+            for worker, (end, artifact) in ends.items():
+                left = end - now
+                jobs[artifact] = replace(jobs[artifact], work=max(left * speeds[worker], 1e-6), seconds_left=left)
+            idle = [worker.id for worker in workers if worker.id not in ends]
+            while idle:
+                worker = idle.pop(0)
+                taken = rule(list(jobs.values()), workers, worker, frozenset()).take
+                if taken is None:
+                    continue
+                if taken.holder:
+                    del ends[taken.holder]
+                    idle.append(taken.holder)
+                    self.moves += 1
+                left = taken.work / speeds[worker] + (MOVE_SECONDS if taken.holder else 0.0)
+                ends[worker] = now + left, taken.artifact
+                jobs[taken.artifact] = replace(taken, holder=worker, seconds_left=left)
+            assert ends, f"all wait for {sorted(jobs)}"
+            worker = min(ends, key=lambda each: ends[each])
+            now, artifact = ends.pop(worker)
             del jobs[artifact]
-            idle[index] = None
         return now
 
 
-def longest_first(jobs: Sequence[OpenJob], workers: Sequence[Worker], me: str) -> Choice:
-    """A control: the most work to whoever is free."""
+def take_alone(jobs: Sequence[OpenJob], workers: Sequence[Worker], me: str, barred: frozenset[Artifact]) -> Choice:
+    """A control: the most work to whoever is idle, which keeps it."""
     free = [job for job in jobs if job.free]
-    return Choice(max(free, key=lambda job: job.work).artifact if free else None)
-
-
-def without_rests(jobs: Sequence[OpenJob], workers: Sequence[Worker], me: str) -> Choice:
-    """A control: the product's rule, to which who trains something is as good as done with it."""
-    return choose([replace(job, work=1e-6) if job.owner else job for job in jobs], workers, me)
+    return Choice(max(free, key=lambda job: job.work) if free else None)
 
 
 def ratios(spread: float, loads: int, most: int, rule: Rule) -> list[float]:
@@ -104,40 +112,3 @@ def ratios(spread: float, loads: int, most: int, rule: Rule) -> list[float]:
         load = Load.of(islands, min(4 * most, islands * chance.randint(3, 12)), spread, seed)
         quotients.append(load.makespan(rule) / load.lower_bound)
     return quotients
-
-
-def require_rule(jobs: Sequence[OpenJob], workers: Sequence[Worker], me: str, choice: Choice) -> None:
-    """Raise AssertionError unless the choice is the rule's, whose plan is made here as plainly as can be.
-
-    Who is idle waits only for jobs that the plan gives to others, who finish each before it could.
-    """
-    known = sorted(worker.speed for worker in workers if worker.speed is not None and 1e-6 <= worker.speed <= 1e30)
-    usual = known[(len(known) - 1) // 2] if known else 1.0
-    seconds = {worker.id: 1 / (worker.speed if worker.speed in known else usual) for worker in workers}  # type: ignore[operator]
-    likely = sorted(job.work for job in jobs if 1e-6 <= job.work <= 1e40)
-    works = {
-        job.artifact: job.work if job.work in likely else likely[(len(likely) - 1) // 2] if likely else 1.0
-        for job in jobs
-    }
-    order = sorted(jobs, key=lambda job: (-works[job.artifact], job.artifact))
-    ready = dict.fromkeys(sorted(seconds), 0.0)
-    for job in order:
-        if job.owner in ready:
-            ready[job.owner] += works[job.artifact]
-    ready = {worker: rest * seconds[worker] for worker, rest in ready.items()}
-    allowed = {worker.id: worker for worker in workers}
-    if ready[me] > 0:
-        assert choice.take is None, "it trains already"
-        return
-    for job in order:
-        may = [worker for worker in ready if not allowed[worker].barred(frozenset({job.artifact}))]
-        if not job.free or not may:
-            continue
-        own = works[job.artifact] * seconds[me]
-        worker = min(may, key=lambda worker: ready[worker] + works[job.artifact] * seconds[worker])
-        ready[worker] += works[job.artifact] * seconds[worker]
-        if worker == me:
-            assert choice.take == job.artifact, f"{me} is to take {job.artifact}, not {choice}"
-            return
-        assert me not in may or ready[worker] <= own
-    assert choice.take is None, f"{me} is to wait, not to take {choice.take}"

@@ -10,9 +10,10 @@ import pytest
 from ddm_ray.islands.presence import workers
 from ddm_ray.storage import stops
 from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import MONOLITH, Artifact, trained_of
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.status import status
 from ddm_ray.train import local
 from tests.conftest import wait_for
 from tests.islands import island
@@ -21,7 +22,7 @@ from tests.train.results import checksums_of
 
 SETTINGS = ("expert.train.steps=300", "expert.train.global_batch=16", "router.train.steps=300")
 SETTINGS += ("router.train.global_batch=16",)
-GRACE = 6.0
+LEASE = 6.0
 # Islands are forked from a process that has imported torch, which takes each of them seconds.
 PROCESSES = multiprocessing.get_context("forkserver")
 FIRST = Artifact("experts/000")
@@ -34,10 +35,10 @@ class Fleet:
         self.run, self._folder = run, folder
         self.processes: dict[str, ForkServerProcess] = {}
 
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, slower: float = 0.0) -> None:
         PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
         for name in names:
-            arguments = (self.run.url, name, GRACE, str(self._folder / f"{name}.log"))
+            arguments = (self.run.url, name, LEASE, str(self._folder / f"{name}.log"), slower)
             self.processes[name] = PROCESSES.Process(target=island.main, args=arguments)
             self.processes[name].start()
 
@@ -101,6 +102,22 @@ def test_three_islands_one_of_which_is_lost_for_good(fleet: Fleet, alone: dict[s
     assert islands[0] == "south" and islands[1] in ("north", "west")
     for artifact in artifacts(fleet.run):
         assert artifact == lost or claimed(fleet.run.store, artifact) == [1], f"{artifact} was trained once"
+
+
+def test_a_fast_island_takes_over_from_a_slow_one_where_that_saved(fleet: Fleet, alone: dict[str, str]) -> None:
+    fleet.start("slow", slower=0.1)
+    wait_for(lambda: fleet.trains("slow"), 120, fleet.printed)
+    moved = fleet.trains("slow")
+    assert moved
+    fleet.start("fast")
+    fleet.wait()
+    assert checksums_of(fleet.run, artifacts(fleet.run)) == alone
+    first, second = (Attempt(fleet.run.store, moved, number) for number in claimed(fleet.run.store, moved))
+    assert (first.claim()["island"], second.claim()["island"]) == ("slow", "fast")
+    failure, beat = first.failure(), second.last_beat()
+    assert failure and failure["kind"] == "Stopped" and "taken over by worker fast/0001" in failure["error"]
+    assert f"step {beat['first']} is saved" in failure["error"], "no step is lost"
+    assert f"fast takes {moved} over from slow/0001" in fleet.printed()
 
 
 def test_drained_and_stopped_ones_save_and_others_go_on(fleet: Fleet, alone: dict[str, str]) -> None:

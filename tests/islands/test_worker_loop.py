@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from threading import Timer
 
 import pytest
 
@@ -16,7 +17,7 @@ from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.status import Status, status
-from tests.conftest import wait_for
+from ddm_ray.storage.store import Store
 from tests.storage.jobs import beat, fail, finish
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
@@ -25,14 +26,14 @@ FIRST = Artifact("experts/000")
 
 @pytest.fixture
 def keeper(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PresenceKeeper]:
-    for name in ("IDLE_SECONDS", "LOOK_SECONDS", "AGAIN_SECONDS"):
+    for name in ("IDLE_SECONDS", "PAID_IDLE_SECONDS", "LOOK_SECONDS", "AGAIN_SECONDS"):
         monkeypatch.setattr(work, name, 0.01)
     with PresenceKeeper(partitioned.store, "north") as keeper:
         yield keeper
 
 
 def worker(run: Run, keeper: PresenceKeeper, train: Train, printed: list[str]) -> IslandWorker:
-    looks = Board(run, [*run.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    looks = Board(run, [*run.experts, ROUTER], lambda artifact: 1000.0)
     return IslandWorker(run, keeper, looks, train, lambda statuses, doing: printed.append(doing))
 
 
@@ -58,7 +59,7 @@ def test_a_routers_training_tells_no_speed(partitioned: Run, keeper: PresenceKee
         finish(run, launch.artifact)
 
     for artifacts in ([ROUTER], [FIRST]):
-        looks = Board(partitioned, artifacts, 60.0, lambda artifact: 1000.0)
+        looks = Board(partitioned, artifacts, lambda artifact: 1000.0)
         IslandWorker(partitioned, keeper, looks, train, lambda *_: None).run_to_end()
     assert keeper.presence.speed == 7e9
 
@@ -67,7 +68,7 @@ def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: Pre
     def require_room() -> None:
         raise RayAway("no Ray to join")
 
-    looks = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    looks = Board(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
     idle = IslandWorker(partitioned, keeper, looks, lambda *_: pytest.fail("taken"), lambda *_: None, require_room)
     with pytest.raises(RayAway, match="no Ray to join"):
         idle.run_to_end()
@@ -92,68 +93,77 @@ def test_a_student_is_taken_once_its_teachers_are_finished(
         trained.append(launch.artifact)
         finish(run, launch.artifact)
 
-    looks = Board(partitioned, [STUDENT], 60.0, lambda _: 1000.0)
+    looks = Board(partitioned, [STUDENT], lambda _: 1000.0)
     assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
     assert trained == [STUDENT]
     assert printed[0] == f"waits: {STUDENT}: needs {partitioned.experts[0]}, which isn't finished"
     assert printed[3] == f"waits: {STUDENT}: needs {partitioned.experts[1]}, which isn't finished"
 
 
-def test_what_another_took_since_nothing_trained_it_here_is_left_to_that(
+def test_a_job_that_was_taken_over_before_it_began_is_left_for_a_while(
     partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And all are told: two without room would pass it to and fro."""
-    monkeypatch.setattr(work, "LOOK_SECONDS", 0.0)
+    """Two without room would pass it to and fro."""
+    monkeypatch.setattr(work, "AGAIN_SECONDS", 600.0)
     printed: list[str] = []
 
     def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
         if launch.artifact != FIRST:
             finish(run, launch.artifact)
             return
-        run.store.write("islands/south/workers/0001/PRESENCE", json.dumps({"beat": 1, "holds": FIRST}).encode())
-        assert run.store.create(take_key(FIRST, 2), b'{"worker": "south/0001", "launch": ""}')
+        stops.ask(run.store, stops.launch_stop_key(launch), "taken over by worker south/0001")
+        monkeypatch.setattr(work, "LOOK_SECONDS", 0.0)
         while True:  # until it looks
             watch([status(run, FIRST)])
 
     def report(statuses: list[Status], doing: str) -> None:
         printed.append(doing)
         if doing.startswith("waits: "):
-            assert keeper.presence.failed == frozenset({FIRST})
             finish(partitioned, FIRST)
+            looks.list_next()
 
-    looks = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
+    looks = Board(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
     assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
-    assert f"leaves {FIRST}: {FIRST}: another island has taken it, for nothing trained it here" in printed
+    assert f"leaves {FIRST}: {FIRST} is left, taken over by worker south/0001" in printed
     assert sum(doing == f"takes {FIRST}" for doing in printed) == 1
 
 
-def test_a_worker_says_for_how_long_others_fill_its_cluster(
-    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of what it holds and doesn't train; then it asks no more."""
-    monkeypatch.setattr(work, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(work, "CROWDED_SECONDS", 0.05)
-    asked: list[str] = []
+def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(partitioned: Run, keeper: PresenceKeeper) -> None:
+    """The holder's launch is asked to end; the new one begins after that."""
+    store, events = partitioned.store, list[str]()
+    keeper.tell(speed=50.0)
+    for artifact in (*partitioned.experts[1:], ROUTER):
+        finish(partitioned, artifact)
+    slow = Launch(FIRST, island="south")
+    store.write(slow.begun_key, b"{}")
+    attempt = claim(store, FIRST, slow.claim_fields())
+    beat(attempt, 1, 10, 1000, steps_per_second=0.1)
+    store.write("islands/south/workers/0001/PRESENCE", json.dumps({"beat": 1, "holds": FIRST, "speed": 1.0}).encode())
+    store.write(take_key(FIRST, 1), json.dumps({"worker": "south/0001", "launch": slow.id}).encode())
 
-    def full() -> bool:
-        asked.append(keeper.presence.holds)
-        return True
+    class Asked(Store):
+        """The holder: it ends once it is asked to."""
 
-    def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
-        watch([status(run, launch.artifact)])
-        assert not keeper.presence.crowded
-        wait_for(lambda: (watch([status(run, launch.artifact)]), keeper.presence.crowded)[1], 30)
-        if launch.artifact == FIRST:
-            beat(claim(run.store, FIRST, launch.claim_fields()), 1, 10)
-            count = len(asked)
-            watch([status(run, FIRST)])
-            assert not keeper.presence.crowded and len(asked) == count
+        def create(self, key: str, data: bytes) -> bool:
+            created = super().create(key, data)
+            if key == stops.launch_stop_key(slow):
+                events.append(f"asked: {stops.asked(store, key)}")
+                Timer(
+                    0.3, lambda: (events.append("ended"), attempt.fail({"error": "saved", "kind": "Stopped"}))
+                ).start()
+            return created
+
+    def train(run: Run, launch: Launch, watch: object) -> None:
+        events.append(f"trains after attempt {launch.after}")
         finish(run, launch.artifact)
 
-    looks = Board(partitioned, [*partitioned.experts, ROUTER], 60.0, lambda artifact: 1000.0)
-    IslandWorker(partitioned, keeper, looks, train, lambda *_: None, full=full).run_to_end()
-    assert set(asked) == {*partitioned.experts, ROUTER}
-    assert not keeper.presence.crowded
+    partitioned.store = Asked(store.url)
+    looks = Board(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
+    printed: list[str] = []
+    worker = IslandWorker(partitioned, keeper, looks, train, lambda _, doing: printed.append(doing))
+    assert worker.run_to_end() == "all is finished"
+    assert events == ["asked: taken over by worker north/0001", "ended", "trains after attempt 1"]
+    assert f"takes {FIRST} over from south/0001" in printed
 
 
 def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:
@@ -200,7 +210,7 @@ def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run,
     stops.ask(store, stops.drain_key("north"), "moving day")
     launch = Launch(FIRST, island="north")
     beat(claim(store, FIRST, launch.claim_fields()), 1, 10)
-    stopper = work._Stopper(store, launch, take_key(FIRST, 2), lambda: False)
+    stopper = work._Stopper(store, launch, lambda: False)
     create = store.create
 
     def deny(key: str, data: bytes) -> bool:
@@ -218,7 +228,7 @@ def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run,
 
 def test_with_nothing_to_save_it_leaves_at_once(partitioned: Run, keeper: PresenceKeeper) -> None:
     launch = Launch(FIRST, island="north")
-    stopper = work._Stopper(partitioned.store, launch, take_key(FIRST, 2), lambda: False)
+    stopper = work._Stopper(partitioned.store, launch, lambda: False)
     waiting = status(partitioned, FIRST)
     look(stopper, waiting)
     stops.ask(partitioned.store, stops.stop_key(FIRST), "its rows are wrong")

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
-from ddm_ray.models.dit import DiT, checkpoint_activations
+from ddm_ray.models.dit import DiT
+from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.models.router import Router
-from ddm_ray.models.weights import describe
+from ddm_ray.models.weights import spec_of_model
 from tests.models.test_diffusers_transformer import FLUX, PIXART, SD3
 from tests.models.test_diffusers_transformer import network as of_diffusers
 from tests.models.test_diffusers_transformer import rows as diffusers_rows
@@ -99,7 +100,7 @@ def test_half_as_many_tokens_keep_about_half_the_bytes() -> None:
 
 def test_only_training_computes_twice() -> None:
     model, rows = perturbed(**CLASSES), (*inputs(), condition(CLASSES))
-    spec = describe(model)
+    spec = spec_of_model(model)
     checkpoint_activations(model)
     calls = []
     model.trunk.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
@@ -110,4 +111,4 @@ def test_only_training_computes_twice() -> None:
     with torch.no_grad():
         model.train()(*rows)
     assert len(calls) == 4
-    assert describe(model) == spec and not any("checkpoint" in name for name in model.state_dict())
+    assert spec_of_model(model) == spec and not any("checkpoint" in name for name in model.state_dict())

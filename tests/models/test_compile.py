@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ddm_ray.models.compiled import compile_blocks
-from ddm_ray.models.dit import checkpoint_activations
+from ddm_ray.models.network import checkpoint_activations
 from tests.counted_graphs import counted_graphs
 from tests.models.test_activations import loss_and_gradients
 from tests.models.test_diffusers_transformer import NAMES

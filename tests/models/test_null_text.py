@@ -15,13 +15,13 @@ SOME, ALL = torch.tensor([[True, True, False, True]]), torch.ones(1, 4, dtype=to
 @pytest.mark.parametrize("mask_1L", [SOME, ALL])
 @pytest.mark.parametrize("pooled_1P", [POOLED_1P, None])
 def test_a_text_survives_to_the_bit(mask_1L: torch.Tensor, pooled_1P: torch.Tensor | None) -> None:
-    data = null_text.to_bytes(Text(TOKENS_1LE, mask_1L, pooled_1P))
+    data = null_text.pack_null_text(Text(TOKENS_1LE, mask_1L, pooled_1P))
     names = {"tokens_LE"} | ({"mask_L"} if mask_1L is SOME else set())
     names |= set() if pooled_1P is None else {"pooled_P"}
     assert load(data).keys() == names
     before = {"tokens_BLE": TOKENS_1LE, "mask_BL": mask_1L} | ({} if pooled_1P is None else {"pooled_BP": pooled_1P})
     for written in (data, save(before)):
-        text = null_text.read(written, "here")
+        text = null_text.unpack_null_text(written, "here")
         assert torch.equal(text.tokens_BLE, TOKENS_1LE) and torch.equal(text.mask_BL, mask_1L)
         assert text.pooled_BP is None if pooled_1P is None else torch.equal(text.pooled_BP, pooled_1P)
 
@@ -39,4 +39,4 @@ def test_a_text_survives_to_the_bit(mask_1L: torch.Tensor, pooled_1P: torch.Tens
 )
 def test_what_is_no_text_is_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(CorruptArtifact, match=r"^here: not a text"):
-        null_text.read(save(tensors), "here")
+        null_text.unpack_null_text(save(tensors), "here")

@@ -9,7 +9,7 @@ from ddm_ray.core.condition import Text
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.router import Router
-from ddm_ray.models.weights import build, describe, load, to_bytes
+from ddm_ray.models.weights import build, load_model, spec_of_model, weights_as_bytes
 
 SIZE = {"image_size": 4, "channels": 1, "num_classes": 2, "patch_size": 2, "width": 8, "depth": 1, "heads": 2}
 
@@ -54,8 +54,8 @@ def row(model) -> tuple:
 @pytest.mark.parametrize("make", MODELS)
 def test_round_trip_is_exact(make) -> None:
     model = scrambled(make())
-    weights, spec = to_bytes(model, describe(model))
-    again = load(json.loads(spec), weights)
+    weights, spec = weights_as_bytes(model, spec_of_model(model))
+    again = load_model(json.loads(spec), weights)
     assert type(again) is type(model)
     assert again.config == model.config
     assert not again.training
@@ -65,9 +65,9 @@ def test_round_trip_is_exact(make) -> None:
 
 def test_loading_draws_no_random_numbers_and_leaves_nothing_without_memory() -> None:
     model = scrambled(DiT(**SIZE))
-    weights, _ = to_bytes(model, {})
+    weights, _ = weights_as_bytes(model, {})
     before = torch.get_rng_state()
-    again = load(describe(model), weights)
+    again = load_model(spec_of_model(model), weights)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(again.trunk.positions_1ND, model.trunk.positions_1ND)
     for tensor in again.parameters():
@@ -78,16 +78,16 @@ def test_loading_draws_no_random_numbers_and_leaves_nothing_without_memory() -> 
 
 def test_a_flow_beside_the_config_is_for_others() -> None:
     model = scrambled(DiT(**SIZE))
-    spec = {**describe(model), "flow": {"path": "cosine", "prediction": "noise"}}
-    weights, text = to_bytes(model, spec)
+    spec = {**spec_of_model(model), "flow": {"path": "cosine", "prediction": "noise"}}
+    weights, text = weights_as_bytes(model, spec)
     assert json.loads(text) == spec
-    assert load(spec, weights).config == model.config
+    assert load_model(spec, weights).config == model.config
 
 
 @pytest.mark.parametrize("make", MODELS)
 def test_numbers_that_are_read_next_are_not_drawn(make) -> None:
     """Tables that no file has are there all the same."""
-    spec = describe(make())
+    spec = spec_of_model(make())
     filled = build(spec)
     before = torch.random.get_rng_state()
     empty = build(spec, filled=False)
@@ -98,7 +98,7 @@ def test_numbers_that_are_read_next_are_not_drawn(make) -> None:
     for ours, theirs in zip(empty.buffers(), filled.buffers(), strict=True):
         assert torch.equal(ours, theirs)
     empty.load_state_dict(filled.state_dict())
-    assert to_bytes(empty, spec) == to_bytes(filled, spec)
+    assert weights_as_bytes(empty, spec) == weights_as_bytes(filled, spec)
 
 
 def test_on_the_meta_device_there_are_shapes_but_no_memory() -> None:
@@ -111,10 +111,10 @@ def test_on_the_meta_device_there_are_shapes_but_no_memory() -> None:
 
 def test_a_network_of_diffusers_round_trips_with_its_positions() -> None:
     model = scrambled(build({"class": "DiffusersTransformer", "config": PIXART})).eval()
-    weights, spec = to_bytes(model, describe(model))
+    weights, spec = weights_as_bytes(model, spec_of_model(model))
     given = row(model)
     with torch.no_grad():
-        assert torch.equal(load(json.loads(spec), weights)(*given), model(*given))
+        assert torch.equal(load_model(json.loads(spec), weights)(*given), model(*given))
 
 
 def test_diffusers_is_imported_only_when_a_spec_names_it() -> None:
@@ -126,8 +126,8 @@ def test_diffusers_is_imported_only_when_a_spec_names_it() -> None:
 def test_a_state_such_as_an_ema_is_written_under_the_models_spec() -> None:
     model = scrambled(DiT(**SIZE))
     halved = {name: (tensor / 2).bfloat16() for name, tensor in model.state_dict().items()}
-    weights, spec = to_bytes(halved, describe(model))
-    again = load(json.loads(spec), weights).state_dict()
+    weights, spec = weights_as_bytes(halved, spec_of_model(model))
+    again = load_model(json.loads(spec), weights).state_dict()
     assert all(torch.equal(again[name], tensor.float()) for name, tensor in halved.items())
 
 
@@ -139,7 +139,7 @@ def altered(change):
     model = scrambled(DiT(**SIZE))
     state = dict(model.state_dict())
     change(state)
-    return describe(model), to_bytes(state, {})[0]
+    return spec_of_model(model), weights_as_bytes(state, {})[0]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def altered(change):
 def test_a_wrong_tensor_is_named(change, message: str) -> None:
     spec, weights = altered(change)
     with pytest.raises(CorruptArtifact, match=message) as refused:
-        load(spec, weights)
+        load_model(spec, weights)
     assert "\n" not in str(refused.value)
 
 
@@ -161,7 +161,7 @@ def test_a_wrong_tensor_is_named(change, message: str) -> None:
 def test_truncated_bytes_are_refused(cut) -> None:
     spec, weights = altered(lambda state: None)
     with pytest.raises(CorruptArtifact, match="not whole safetensors") as refused:
-        load(spec, cut(weights))
+        load_model(spec, cut(weights))
     assert "\n" not in str(refused.value)
 
 

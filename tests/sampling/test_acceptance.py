@@ -11,15 +11,16 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, ServeError
 from ddm_ray.evaluate.candidates import newest_milestones
-from ddm_ray.sampling.acceptance import accept
+from ddm_ray.sampling.acceptance import accept_made
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.storage.copying import copy
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, replay
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.status import status
 from ddm_ray.storage.tidy import leftovers
 from tests.infos import info_of
 from tests.random_run import make_run
@@ -60,9 +61,9 @@ def test_nothing_counts_before_it_is_accepted(run: Run) -> None:
     assert run.identity(STUDENT).inputs.keys() == {"partition"}
     assert newest_milestones(run) == {}
     for artifact in run.experts:
-        accept(run, artifact)
+        accept_made(run, artifact)
     assert load_models(run).router is None
-    accept(run, ROUTER)
+    accept_made(run, ROUTER)
     assert load_models(run).router is not None
     assert {*run.identity(STUDENT).inputs} == {"partition", *run.experts}
     assert all(weights.final for weights in Versions(run, None).newest() if weights)
@@ -70,7 +71,7 @@ def test_nothing_counts_before_it_is_accepted(run: Run) -> None:
 
 def test_what_counts_is_what_was_accepted_whatever_its_island_writes(run: Run) -> None:
     for artifact in (*run.experts, ROUTER):
-        accept(run, artifact)
+        accept_made(run, artifact)
     accepted = run.require(EXPERT).digest
     rewrite(run, negated_last)
     assert run.require(EXPERT).digest == accepted
@@ -78,28 +79,28 @@ def test_what_counts_is_what_was_accepted_whatever_its_island_writes(run: Run) -
         load_models(run)
     assert status(run, EXPERT).unaccepted
     with pytest.raises(DriftError, match=r"another one was accepted before.*accept it \(replace\)"):
-        accept(run, EXPERT)
-    accept(run, EXPERT, replace=True)
+        accept_made(run, EXPERT)
+    accept_made(run, EXPERT, replace=True)
     assert run.require(EXPERT).digest != accepted
     assert not status(run, EXPERT).unaccepted
     load_models(run)
 
 
 def test_accepting_again_is_harmless(run: Run) -> None:
-    first = accept(run, EXPERT)
-    assert accept(run, EXPERT) == first
+    first = accept_made(run, EXPERT)
+    assert accept_made(run, EXPERT) == first
 
 
 @pytest.mark.parametrize("change", [lambda tensors: tensors[:-8], lambda _: b"{}"])
 def test_what_is_no_network_is_not_accepted(run: Run, change: Callable[[bytes], bytes]) -> None:
     rewrite(run, change)
     with pytest.raises(CorruptArtifact, match="experts/001"):
-        accept(run, EXPERT)
+        accept_made(run, EXPERT)
     assert run.manifest(EXPERT, accepted=True) is None
 
 
 def test_an_altered_acceptance_is_named(run: Run) -> None:
-    accept(run, EXPERT)
+    accept_made(run, EXPERT)
     key = f"accepted/{EXPERT}/{NAME}"
     fields = json.loads(run.store.read(key))
     run.store.write(key, json.dumps({**fields, "info": {}}).encode())
@@ -125,7 +126,7 @@ def test_the_command_accepts_and_status_tells_what_waits(run: Run) -> None:
 
 
 def test_all_accepts_what_it_can_and_names_what_is_refused(run: Run) -> None:
-    accept(run, EXPERT)
+    accept_made(run, EXPERT)
     rewrite(run, negated_last)
     ended = CliRunner().invoke(main, ["accept", run.url, "--all"])
     assert ended.exit_code == 1
@@ -137,7 +138,7 @@ def test_all_accepts_what_it_can_and_names_what_is_refused(run: Run) -> None:
 
 def test_tidying_and_copying_go_by_what_was_accepted(run: Run, tmp_path: Path) -> None:
     for artifact in run.experts:
-        accept(run, artifact)
+        accept_made(run, artifact)
     accepted = run.require(EXPERT)
     rewrite(run, negated_last)
     assert not [each for each in leftovers(run, milestones=True) if each.artifact == EXPERT]
@@ -167,7 +168,7 @@ def test_replayed_images_count_once_they_are_accepted(run: Run) -> None:
     run.store.write(f"{replay(1)}/a.parquet", b"other")
     run.commit_records(replay(1), {"a.parquet": FileRecord.of(b"images")}, info)
     with pytest.raises(CorruptArtifact, match=r"replay/cluster=001/a.parquet: checksum differs"):
-        accept(run, replay(1))
+        accept_made(run, replay(1))
 
 
 def test_a_run_that_accepts_at_once_needs_none(tmp_path: Path) -> None:

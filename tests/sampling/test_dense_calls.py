@@ -9,6 +9,7 @@ import torch
 from diffusers.callbacks import PipelineCallback, SDCFGCutoffCallback
 
 from ddm_ray.core.flow import Flow
+from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.core.times import time_grid
 from ddm_ray.sampling.dense_export import dense_pipeline
 from tests.pretend_gpu import PretendGPU
@@ -57,7 +58,7 @@ def latents(pipeline: Any, callback: Any = None, **more: Any) -> torch.Tensor:
     return pipeline(**call, callback_on_step_end=callback).images
 
 
-@pytest.mark.parametrize("solver", ["euler", "heun", "midpoint", "ab2"])
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_a_callback_is_called_after_each_step(solver: str, tmp_path: Path) -> None:
     """Once a step, however many velocities it asks for; and it changes nothing by being there."""
     pipeline, recorder = of_classes(tmp_path, steps=4, solver=solver, guidance_scale=2.0), Recorder()
@@ -70,7 +71,7 @@ def test_a_callback_is_called_after_each_step(solver: str, tmp_path: Path) -> No
     assert fewer.steps == [0] and pipeline.num_timesteps == 1
 
 
-@pytest.mark.parametrize("solver", ["euler", "heun", "midpoint"])
+@pytest.mark.parametrize("solver", ["euler", "heun", "midpoint", "rk4"])
 def test_a_callback_changes_latents(solver: str, tmp_path: Path) -> None:
     """Latents of another image after the second step lead to that image's end: these solvers remember nothing else."""
     pipeline, other = of_classes(tmp_path, steps=4, solver=solver), Recorder()

@@ -51,6 +51,8 @@ CASES: dict[str, tuple[Flow, dict[str, Any], dict[str, Any]]] = {
         {"steps": 9, "times": "shifted-2", "guidance_scale": 2.5, "guidance_interval": (0.2, 0.7)},
         LABELS,
     ),
+    "history": (Flow(), {"steps": 5, "solver": "ab3", "guidance_scale": 2.5, "guidance_interval": (0.2, 0.7)}, LABELS),
+    "drawn": (Flow(), {"steps": 5, "solver": "ancestral"}, LABELS),
     "texts": (Flow(), {"steps": 3, "solver": "midpoint", "guidance_scale": 3.0}, TEXTS),
 }
 

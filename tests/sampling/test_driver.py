@@ -8,7 +8,7 @@ import torch
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, TimeError
-from ddm_ray.sampling.driver import drawn_experts, run, sample, velocity, with_available
+from ddm_ray.sampling.driver import drawn_experts, mixture_velocity, run, sample, with_available
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.trajectory import start
 from tests.core import closed_forms, missing_expert_oracles
@@ -89,29 +89,29 @@ def test_a_time_outside_zero_to_one_is_refused(t: float, strategy: str) -> None:
     x_BCHW = torch.zeros(2, 1, 1, 2, dtype=torch.float64)
     parts = (system.info(), system.experts, system.router)
     with pytest.raises(TimeError, match=r"t is .*: times are in \[0, 1\]") as error:
-        velocity(x_BCHW, t, torch.tensor([0, 1]), *parts, settings=SamplingSettings(strategy=strategy))
+        mixture_velocity(x_BCHW, t, torch.tensor([0, 1]), *parts, settings=SamplingSettings(strategy=strategy))
     assert one_line(error)
 
 
 def test_velocity_at_both_ends() -> None:
     system, x_BCHW = closed_forms.three_gaussians(), torch.ones(2, 1, 1, 2, dtype=torch.float64)
     label_B = torch.tensor([0, 1])
-    at_noise = velocity(x_BCHW, 1.0, label_B, system.info(), system.experts, system.router)
+    at_noise = mixture_velocity(x_BCHW, 1.0, label_B, system.info(), system.experts, system.router)
     means_BD = torch.einsum("bk,bkd->bd", system.prior_CK[label_B], system.mean_CKD[label_B])
     torch.testing.assert_close(at_noise.flatten(1), x_BCHW.flatten(1) - means_BD, rtol=0, atol=1e-12)
-    at_data = velocity(x_BCHW, 0.0, label_B, system.info(), system.experts, system.router)
+    at_data = mixture_velocity(x_BCHW, 0.0, label_B, system.info(), system.experts, system.router)
     torch.testing.assert_close(at_data, -x_BCHW, rtol=0, atol=1e-12)
 
 
 def test_velocity_takes_the_requests_fields_and_refuses_what_it_cannot_meet() -> None:
     system, x_BCHW = closed_forms.guided_gaussians(), torch.ones(2, 1, 1, 2, dtype=torch.float64)
     arguments = (x_BCHW, 0.5, torch.tensor([0, 1]), system.info(), system.experts, system.router)
-    drawn = [velocity(*arguments, settings=SamplingSettings(), seeds=(seed, seed)) for seed in range(12)]
+    drawn = [mixture_velocity(*arguments, settings=SamplingSettings(), seeds=(seed, seed)) for seed in range(12)]
     assert len({float(v[0].sum()) for v in drawn}) == 3
     with pytest.raises(SamplingError, match="2 seeds with 3 conditions"):
-        velocity(x_BCHW, 0.5, torch.tensor([0, 1, 1]), system.info(), system.experts, system.router)
+        mixture_velocity(x_BCHW, 0.5, torch.tensor([0, 1, 1]), system.info(), system.experts, system.router)
     with pytest.raises(SamplingError, match="unknown strategy 'top-4'"):
-        velocity(*arguments, settings=SamplingSettings(strategy="top-4"))
+        mixture_velocity(*arguments, settings=SamplingSettings(strategy="top-4"))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -194,7 +194,7 @@ def test_bytes_of_other_trajectories_are_refused() -> None:
     state = start(SampleRequest((1, 2), torch.tensor([0, 1]), SamplingSettings()), SYSTEM.info())
     data = pack(state)
     other = closed_forms.random_gaussians(seed=3, dim=2, num_experts=5, num_conditions=3)
-    for bad in (b"", data[:-1], data.replace(b"ab2", b"ab3")):
+    for bad in (b"", data[:-1], data.replace(b"ab2", b"ab9")):
         with pytest.raises(SamplingError, match="no trajectories of this mixture"):
             unpack(bad, SYSTEM.info())
     with pytest.raises(SamplingError, match="no trajectories of this mixture"):
@@ -205,7 +205,8 @@ def test_bytes_of_other_trajectories_are_refused() -> None:
         "plan": tensors["plan"] + 1,
         "label": tensors["label"] + 3,
         "x": tensors["x"][:, :, :, :1],
-        "last": tensors["last"].float(),
+        "history": tensors["history"].float(),
+        "usable": tensors["usable"] + 9,
         "weights": tensors["weights"] + 0.5,
         "routing": tensors["routing"][:, 1:],
         "plans": torch.tensor([91] * 200_000, dtype=torch.uint8),

@@ -14,7 +14,7 @@ from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import weights
 from ddm_ray.models.spec import spec_of
 from ddm_ray.sampling import run_models
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
 from ddm_ray.storage.info import TrainedInfo
 from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
@@ -68,12 +68,12 @@ def test_another_network_is_refused_before_it_is_built(
         change(spec)
         return json.dumps(spec).encode()
 
-    load_model(run, artifact)
+    load_trained(run, artifact)
     alter(run, artifact, "model.json", altered)
     build, built = weights.build, list[Any]()
     monkeypatch.setattr(weights, "build", lambda spec, *device: built.append(spec) or build(spec, *device))
     with pytest.raises(CorruptArtifact, match=rf"{artifact}/.*/model\.json: isn't the run's network: {differs}"):
-        load_model(run, artifact)
+        load_trained(run, artifact)
     assert all(spec == spec_of(run.config, artifact.kind) for spec in built)
 
 
@@ -84,9 +84,9 @@ def test_what_a_spec_leaves_to_its_class_is_no_difference(run: Run) -> None:
         assert config != spec["config"]
         return json.dumps({**spec, "config": config}).encode()
 
-    before = load_model(run, expert(0)).state_dict()
+    before = load_trained(run, expert(0)).state_dict()
     alter(run, expert(0), "model.json", shortened)
-    assert all(torch.equal(before[name], tensor) for name, tensor in load_model(run, expert(0)).state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in load_trained(run, expert(0)).state_dict().items())
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
@@ -98,7 +98,7 @@ def test_numbers_that_are_not_finite_are_refused(run: Run, number: float) -> Non
 
     alter(run, expert(1), "ema.safetensors", poisoned)
     with pytest.raises(CorruptArtifact, match=r"experts/001.*tensor head\.bias has numbers that aren't finite"):
-        load_model(run, expert(1))
+        load_trained(run, expert(1))
 
 
 @pytest.mark.parametrize("name", run_models.NETWORK)
@@ -107,4 +107,4 @@ def test_files_that_are_larger_than_the_network_are_not_read(run: Run, name: str
     key = f"{TrainedInfo.of(manifest).weights}/{name}"
     resign(run, manifest, key, FileRecord(10**11, "0" * 64))
     with pytest.raises(CorruptArtifact, match=rf"{name}: has {10**11} bytes, and the run's network \d+ at most"):
-        load_model(run, expert(0))
+        load_trained(run, expert(0))

@@ -74,7 +74,7 @@ def test_what_is_not_finite_is_found_at_the_end() -> None:
     with PretendGPU() as gpu, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: gpu.pinned(tensor))
         with pytest.raises(NotFiniteError):
-            driver.velocity(x_BCHW, 0.5, torch.tensor([0, 1]), INFO, [broken] * 5, router, "meta")
+            driver.mixture_velocity(x_BCHW, 0.5, torch.tensor([0, 1]), INFO, [broken] * 5, router, "meta")
 
 
 def test_an_expert_that_nobody_weighs_may_say_anything() -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ddm_ray.models import weights
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.storage.attempts import claim
 from ddm_ray.storage.graph import Artifact, expert
@@ -187,11 +187,11 @@ def unfinished(finished: Run, folder: Path) -> Run:
 
 def milestone(run: Run, artifact: Artifact, step: int, scale: float = 1.0) -> Weights:
     """Publish weights as an attempt does on its way: those of expert 0 times `scale`."""
-    model = load_model(run, expert(0))
+    model = load_trained(run, expert(0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale)
-    tensors, spec = weights.to_bytes(model, weights.describe(model))
+    tensors, spec = weights.weights_as_bytes(model, weights.spec_of_model(model))
     parts = {"ema.safetensors": tensors, "model.json": spec.encode()}
     prefix, _ = publish_weights(claim(run.store, artifact), step, run.identity(artifact), parts)
     return Weights(artifact, prefix, step, final=False)

@@ -94,7 +94,7 @@ def looked_on(run: Run, statuses: list[Status], verb: str) -> dict[str, str]:
     gauges.update(statuses)
     registry.register(gauges)
     generate_latest(registry)
-    board = Board(run, [*run.experts, ROUTER], 60.0, lambda artifact: 1e3)
+    board = Board(run, [*run.experts, ROUTER], lambda artifact: 1e3)
     view = board.look(Presence("me/0001", beat=1))
     rows = RollCall(run.store, 0.0).rows(0.0)
     claimed(run.store, VICTIM)

@@ -56,16 +56,16 @@ def test_older_attempts_that_may_train_on(store: Store) -> None:
     job = JOBS[1]
     attempts = [claim(store, job) for _ in range(5)]
 
-    def elders() -> list[int]:
-        return list_jobs(store, [job])[job].elders
+    def older() -> list[int]:
+        return list_jobs(store, [job])[job].older
 
-    assert elders() == [], "none has beaten"
+    assert older() == [], "none has beaten"
     for attempt in attempts:
         beat(attempt, 1, 5)
-    assert elders() == [4, 3, 2, 1]
+    assert older() == [4, 3, 2, 1]
     fail(attempts[2], "lost")
-    assert elders() == [4, 2, 1]
+    assert older() == [4, 2, 1]
     save(attempts[1], 5)
-    assert elders() == [4, 2], "attempt 2 has taken the place of attempt 1, not its own"
+    assert older() == [4, 2], "attempt 2 has taken the place of attempt 1, not its own"
     save(attempts[4], 7)
-    assert elders() == []
+    assert older() == []

@@ -16,12 +16,13 @@ from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, DDMError, RayAway, StorageError
 from ddm_ray.remedies import Give
 from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.describe import describe, line
 from ddm_ray.storage.graph import expert
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.launches import Launch, noted
 from ddm_ray.storage.observer import observe, survey_once
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, line, status
+from ddm_ray.storage.status import status
 from ddm_ray.storage.store import Store
 from ddm_ray.watch.events import Events
 from tests.conftest import ddm
@@ -201,7 +202,7 @@ def test_a_launch_in_vain_after_an_attempt_is_told_unless_that_lives(run: Run) -
     beat(attempt, 1, 5)
     launch(run, AWAY, island="south")
     assert "south" not in text_of(run)[1]
-    silent = observe([status(run, JOB)], pulses := Pulses(), 0.0)
+    silent = observe([status(run, JOB)], pulses := Sightings(), 0.0)
     (silent,) = observe(silent, pulses, 100.0)
     in_vain = (
         "; launched again on island south, host .*, job raysubmit_7, in vain: no Ray to join at head:6379: refused"
@@ -217,7 +218,7 @@ def test_a_launch_in_vain_after_an_attempt_is_told_unless_that_lives(run: Run) -
 
 def test_a_launch_that_dies_unheard_stalls_once_it_had_time_to_start(run: Run) -> None:
     launch(run)
-    events, pulses = Events(run.url, 60.0), Pulses()
+    events, pulses = Events(run.url, 60.0), Sightings()
 
     def seen(now: float) -> tuple[bool, list[str]]:
         (observed,) = observe([status(run, JOB)], pulses, now)
@@ -237,12 +238,12 @@ def test_a_launch_that_dies_unheard_stalls_once_it_had_time_to_start(run: Run) -
 
 def test_for_how_long_a_launch_has_been_looked_at_is_told(run: Run) -> None:
     launch(run)
-    (silent,) = [*observe([status(run, JOB)], Pulses(), 0.0)]
+    (silent,) = [*observe([status(run, JOB)], Sightings(), 0.0)]
     assert_matches("^starting: .*, no attempt for 12 min$", describe(replace(silent, silent_seconds=720.0), phrase))
     (record,) = (Path(run.url) / JOB).rglob("BEGUN-0000")
     record.write_text(json.dumps(json.loads(record.read_text()) | {"processes": "elsewhere"}))
     again = f"if it died, `ddm train {run.url} expert 0`, with its --islands and --island, begins again"
-    pulses = Pulses()
+    pulses = Sightings()
     for now in (0.0, 599.0):
         (starts,) = observe([status(run, JOB)], pulses, now)
         assert_matches("^waiting: launched on island north, .*, no attempt yet$", describe(starts, phrase))

@@ -15,14 +15,16 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage import status as status_module
+from ddm_ray.spelling import duration
+from ddm_ray.storage import describe as describe_module
 from ddm_ray.storage.attempts import Attempt, claim
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
 from ddm_ray.storage.job_files import list_jobs
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.observer import observe, survey_once
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, duration, status, survey
+from ddm_ray.storage.status import status, survey
 from tests.conftest import wait_for
 from tests.storage.artifacts import write_and_commit
 from tests.storage.jobs import age, beat, fail, publish, save
@@ -70,7 +72,7 @@ class Observer:
     """Looks at a job again and again, by a clock that it sets itself."""
 
     def __init__(self, run: Run):
-        self._run, self._pulses = run, Pulses()
+        self._run, self._pulses = run, Sightings()
 
     def look(self, now: float) -> str:
         """State, share done and description of the job."""
@@ -82,7 +84,7 @@ def test_silence_on_a_full_disk_is_explained(partitioned: Run, monkeypatch: pyte
     """Whoever trains there can't say it: a heartbeat has no room either."""
     observer = Observer(partitioned)
     beat(claim(partitioned.store, JOB), 1, 75)
-    monkeypatch.setattr(status_module, "BEAT_BYTES", 2**62)
+    monkeypatch.setattr(describe_module, "BEAT_BYTES", 2**62)
     assert observer.look(0).startswith("begun 25% step 75/300"), "while it beats it has room"
     full = f"begun 25% no space left on the disk of {partitioned.url}, silent for 210 s, step 75/300"
     assert observer.look(210).startswith(full)

@@ -130,7 +130,7 @@ def test_the_command_deletes_only_if_asked_to(made: Run, tmp_path: Path) -> None
         done = CliRunner().invoke(cli.main, ["tidy", str(tmp_path / "run"), *words])
         assert done.exit_code == 0 and done.output.splitlines()[-1].startswith(answer), done.output
         if "nothing is" not in answer:
-            assert "2.000 MB" in done.output and DONE in done.output
+            assert " 2 MB" in done.output and DONE in done.output
     assert not store.sizes(f"{DONE}/attempts/0002/state")
 
 

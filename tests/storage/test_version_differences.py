@@ -29,7 +29,7 @@ def test_versions_that_differ_are_named_with_their_jobs() -> None:
     assert differences([*jobs[1:], job(expert(4), None), job(expert(5), "2.8")]) == []
 
 
-def test_places_as_far_as_they_are_known() -> None:
+def test_device_slots_as_far_as_they_are_known() -> None:
     assert place_of({"island": "north", "host": "n7", "job": "raysubmit_7"}) == (
         " on island north, host n7, job raysubmit_7"
     )

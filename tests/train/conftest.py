@@ -1,10 +1,8 @@
-"""A torch.distributed world of this one process, and short runs to train in it."""
+"""Short runs to train."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from ddm_ray.storage.run import Run
 from tests.random_run import make_data
@@ -15,20 +13,6 @@ SHORT = (
     "router.train.steps=12",
     "router.train.global_batch=10",
 )
-
-
-@pytest.fixture(scope="session")
-def world_of_one() -> Iterator[None]:
-    """Rank 0 of 1; one for the session, since DeepSpeed keeps the first group it is given."""
-    from ddm_ray.train import local
-
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            patch.setenv(name, "")  # put back in the end
-        with local.world():
-            yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

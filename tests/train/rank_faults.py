@@ -29,7 +29,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt, claim
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.store import Store
-from ddm_ray.train import local, lookout, worker
+from ddm_ray.train import local, membership, worker
 from tests.processes import family, state_of
 from tests.train.ranks import EXPERT, data_main
 from tests.train.results import files
@@ -42,7 +42,7 @@ def rank_main(rank: int, world: int, rendezvous: str, url: str, leg: dict[str, A
     fault, artifact = leg.pop("fault", None), Artifact(leg.pop("artifact", EXPERT))
     steps = count(1)
     if fault and not fault.keys().isdisjoint(("rival", "waits")):
-        lookout.LOOK_SECONDS = 0.02
+        membership.LOOK_SECONDS = 0.02
 
     def notice() -> bool:
         if fault and rank == fault["rank"] and next(steps) == fault["step"]:
@@ -66,9 +66,9 @@ def live(attempt: Attempt) -> Iterator[None]:
 
 
 def wait_until_overtaken(meanwhile: Iterator[Any]) -> None:
-    """Wait until this process' lookout has ended, as it does once it sees a successor."""
+    """Wait until this process' watcher has ended, as it does once it sees a successor."""
     deadline = time.monotonic() + ENDS_SECONDS / 4
-    while any(thread.name == "lookout" for thread in threading.enumerate()) and time.monotonic() < deadline:
+    while any(thread.name == "watcher" for thread in threading.enumerate()) and time.monotonic() < deadline:
         next(meanwhile)
         time.sleep(0.01)
 

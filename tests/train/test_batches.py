@@ -17,7 +17,7 @@ from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import TrainJob, train_job
-from ddm_ray.train.objectives import Batch, ExpertLoss, draw
+from ddm_ray.train.objectives import Batch, ExpertLoss, draw_batch
 from tests.random_run import make_data, make_texts
 
 STEP = 5
@@ -159,7 +159,7 @@ def test_dropped_texts_are_the_empty_prompts(tmp_path: Path) -> None:
     job = train_job(run, MONOLITH)
     ((batch, _),) = batch_of(run, job)
     fields = (job.train.seed, job.key, STEP, job.batch, job.image_shape, job.train.condition_dropout)
-    drop_B = draw(*fields, job.times, job.flow.path).drop_B
+    drop_B = draw_batch(*fields, job.times, job.flow.path).drop_B
     assert 0 < drop_B.sum() < 64
     with Loader(run, job.shards, job.train.seed, job.batch) as loader:
         _, kept, _ = loader.batch(STEP, torch.arange(64))

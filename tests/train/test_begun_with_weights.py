@@ -10,7 +10,7 @@ import torch
 from ddm_ray.config.longer import parse_steps
 from ddm_ray.errors import Preempted
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.sampling.beginnings import begin
+from ddm_ray.sampling.initial_weights import create_run
 from ddm_ray.sampling.run_models import load_network
 from ddm_ray.storage.copying import copy
 from ddm_ray.storage.extend import extend
@@ -35,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def make(folder: Path, source: Run) -> Run:
     settings = (f"expert.train.init_from={{source: {source.url}, network: monolith}}", *SHORT)
     run = make_data(str(folder), settings=settings)
-    return begin(run.url, run.config)[0]
+    return create_run(run.url, run.config)[0]
 
 
 def test_interrupted_and_elsewhere_it_ends_with_the_same_bits(world_of_one: None, source: Run, tmp_path: Path) -> None:

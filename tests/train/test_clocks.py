@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 from ddm_ray.storage.attempts import heartbeat
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.observer import survey_once
-from ddm_ray.storage.status import Status, describe
+from ddm_ray.storage.status import Status
 from ddm_ray.storage.store import Store
 from ddm_ray.watch.gauges import values_of
 from tests.conftest import ROOT, wait_for

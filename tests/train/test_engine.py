@@ -9,21 +9,22 @@ import sys
 import weakref
 from pathlib import Path
 
-import deepspeed
 import pytest
 import torch
 from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 from torch import nn
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.config.optimizers import OPTIMIZERS
 from ddm_ray.core.flow import Flow
 from ddm_ray.errors import ConfigError
 from ddm_ray.models.compiled import compile_blocks
-from ddm_ray.models.dit import checkpoint_activations
+from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.train.adamw import AdamW
+from ddm_ray.train.deepspeed_setup import load_deepspeed
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.objectives import Batch, ExpertLoss
-from ddm_ray.train.optimizer import AdamWithEMA
 from tests.counted_graphs import counted_graphs
 from tests.models.test_activations import loss_and_gradients
 from tests.models.test_text_condition import CLASSES, condition, inputs, perturbed
@@ -98,10 +99,12 @@ def test_accumulation_is_one_larger_batch(world_of_one: None, zero_stage: int) -
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_what_is_put_into_the_shards_is_what_the_model_computes_with(
-    world_of_one: None, zero_stage: int, precision: str
+    world_of_one: None, optimizer: str, zero_stage: int, precision: str
 ) -> None:
-    train = TRAIN.model_copy(update={"precision": precision})
+    """And all that its optimizer knows: it goes on to the bit."""
+    train = TRAIN.model_copy(update={"precision": precision, "optimizer": optimizer})
     engine, other = (Engine(_model(), train, TrainPlacement(zero_stage=zero_stage)) for _ in range(2))
     for step in range(2):
         engine.backward(_loss(engine.model, step).float())
@@ -252,7 +255,8 @@ def test_a_closed_engine_leaves_nothing(world_of_one: None, zero_stage: int, pre
 def test_ema_closed_form(decay_used: float) -> None:
     """SCIENCE, oracle G; a decay that is off (the second case) must miss it."""
     value = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    adam = AdamWithEMA(iter([value]), ema_decay=decay_used, lr=0.3, betas=(0.9, 0.999), weight_decay=0.0)
+    adam = AdamW(iter([value]), TRAIN.model_copy(update={"ema_decay": decay_used, "weight_decay": 0.0}))
+    adam.param_groups[0]["lr"] = 0.3
     seen = [value.detach().clone()]
     for step in range(6):
         value.grad = torch.tensor([1.0, float(step) - 2.0], dtype=torch.float64)
@@ -273,7 +277,7 @@ def test_the_norm_is_exact_over_millions_of_elements() -> None:
         values = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
         for value, gradient in zip(values, gradients, strict=True):
             value.grad = gradient.clone()
-        optimizer = AdamWithEMA(values, ema_decay=0.9, clip_norm=bound, lr=0.0)
+        optimizer = AdamW(values, TRAIN, clip_norm=bound)
         optimizer.step()
         assert float(optimizer.norm) == pytest.approx(right, rel=1e-6)
         for value, gradient in zip(values, gradients, strict=True):
@@ -282,8 +286,10 @@ def test_the_norm_is_exact_over_millions_of_elements() -> None:
 
 NO_COMPILER = """
 import sys, tempfile, torch
+from ddm_ray.config.optimizers import OPTIMIZERS
 from ddm_ray.config import TrainConfig
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.engine import Engine
 torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
 Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, global_batch=1), TrainPlacement())
@@ -299,5 +305,5 @@ def test_no_compiler_is_loaded_for_an_optimizer_that_is_not_ours() -> None:
 
 def test_the_private_switch_is_still_there() -> None:
     """Without this key DeepSpeed would compile a communicator for a minute in every worker."""
-    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
+    assert load_deepspeed().ops.__compatible_ops__["deepspeed_shm_comm"] is False
     assert ShareMemCommBuilder.NAME == "deepspeed_shm_comm"

@@ -13,10 +13,10 @@ from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, expert
 from ddm_ray.storage.run import Run
+from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.batches import RankBatches
-from ddm_ray.train.consensus import Flags, StepResult, StepResults
 from ddm_ray.train.job import TrainJob, train_job
-from ddm_ray.train.optimizer import AdamWithEMA
+from ddm_ray.train.step_sync import Agreed, Flags, StepResult, StepSync
 from ddm_ray.train.teachers import Teachers, load_teachers
 from tests.pretend_gpu import PretendGPU
 from tests.pretend_streams import pretended
@@ -47,9 +47,10 @@ def results_of(
     texts: StoredTexts | None = None,
 ) -> list[StepResult]:
     """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
-    results, known = StepResults(), list[StepResult]()
+    sync, known = StepSync(), list[StepResult]()
     move(model, device)
-    optimizer = AdamWithEMA(model.parameters(), ema_decay=0.9, clip_norm=0.1, lr=1e-2)
+    optimizer = AdamW(model.parameters(), job.train.model_copy(update={"ema_decay": 0.9}), clip_norm=0.1)
+    optimizer.param_groups[0]["lr"] = 1e-2
     for expert_network in teachers.experts if teachers else ():
         assert isinstance(expert_network, nn.Module)
         move(expert_network, device)
@@ -63,12 +64,11 @@ def results_of(
                 total += loss.detach()
             optimizer.step()
             optimizer.zero_grad()
-            fresh, _ = results.exchange(step, total, optimizer.norm, Flags())
-            known += fresh
+            known += sync.exchange(step, total, optimizer.norm, Flags()).results
             if gpu and before is not None:
                 waits = gpu.waits - before
                 assert waits.total() == (1 if step else 0), waits
-        return known + results.rest()
+        return [*known, *sync.finish(Agreed((), Flags())).results]
 
 
 @pytest.mark.parametrize("artifact", [expert(1), ROUTER])

@@ -1,11 +1,8 @@
-"""Peaks by the device's whole name, a CPU's by measuring it, and the share of them that a training uses."""
-
-import time
+"""Peaks by the device's whole name, and the share of them that a training uses."""
 
 import pytest
 import torch
 
-from ddm_ray.train import hardware
 from ddm_ray.train.hardware import PEAKS, mfu, named_peak, peak_flops
 
 
@@ -62,32 +59,8 @@ def test_slower_formats_are_slower() -> None:
         assert rates == sorted(rates, reverse=True)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_cpu_is_measured_once_and_shortly(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What others take of the machine doesn't count.
-    monkeypatch.setattr(time, "perf_counter", time.thread_time)
-    hardware._measured.cache_clear()
-    before = torch.get_rng_state(), torch.get_num_threads()
-    began = time.thread_time()
-    peak = peak_flops(torch.device("cpu"), precision)
-    assert time.thread_time() - began < 0.2 * 1.5  # a machine shared with others
-    assert peak is not None and 1e8 < peak < 1e14
-    began = time.perf_counter()
-    assert peak_flops(torch.device("cpu"), precision) == peak
-    assert time.perf_counter() - began < 0.01
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == torch.get_num_threads()
-    # What it says is what a product of its own size reaches, within what others' caches and clocks do to either.
-    a_NN = torch.ones(512, 512, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-    took = []
-    for _ in range(5):
-        began = time.perf_counter()
-        a_NN @ a_NN
-        took.append(time.perf_counter() - began)
-    assert 0.2 < 2 * 512**3 / min(took) / peak < 3
-
-
 def test_other_devices_have_no_peak() -> None:
-    assert peak_flops(torch.device("meta"), "fp32") is None
+    assert [peak_flops(torch.device(name), "fp32") for name in ("cpu", "meta")] == [None, None]
     assert mfu(1e9, 100, 1, None) is None
 
 

@@ -24,11 +24,12 @@ from ddm_ray.errors import OutOfMemory, Preempted
 from ddm_ray.models import weights
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, shard
 from ddm_ray.storage.info import HeldoutInfo, ShardInfo, TrainedInfo
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
+from ddm_ray.storage.status import status
 from ddm_ray.storage.store import Store
 from ddm_ray.train import worker
 from ddm_ray.train.heldout import (
@@ -140,7 +141,7 @@ def test_it_is_the_loss_of_the_published_weights_on_held_out_rows(short_run: Run
     assert (kept.cluster_N == every.cluster_N[row_R].numpy()).all()
     assert (kept.condition() == every.label_N[row_R]).all()  # type: ignore[union-attr, operator]
 
-    network = weights.load(
+    network = weights.load_model(
         job.spec, short_run.read(artifact, f"{short_run.require(artifact).info['weights']}/ema.safetensors")
     )
     measuring = HeldoutLoss(job, schedule, kept, 7)

@@ -16,7 +16,7 @@ from ddm_ray.core.flow import PATHS, Flow
 from ddm_ray.core.streams import BATCH, stream
 from ddm_ray.core.times import TimeSampling
 from ddm_ray.models.dit import DiT
-from ddm_ray.train.objectives import Batch, Draws, ExpertLoss, Masking, draw
+from ddm_ray.train.objectives import Batch, Draws, ExpertLoss, Masking, draw_batch
 from tests.core.paths_closed_form import PAIRS
 
 TOKENS = 16
@@ -54,7 +54,7 @@ def network(closed: bool = False, **form: float) -> DiT:
 def drawn(
     masking: Masking | None, seed: int = 7, key: tuple[int, ...] = (2, 1), step: int = 5, rows: int = 64
 ) -> Draws:
-    return draw(seed, key, step, rows, (2, 8, 8), 0.25, TimeSampling("logit-normal"), "linear", masking)
+    return draw_batch(seed, key, step, rows, (2, 8, 8), 0.25, TimeSampling("logit-normal"), "linear", masking)
 
 
 def pixels_of(kept_BM: Tensor) -> Tensor:

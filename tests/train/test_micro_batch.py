@@ -9,7 +9,7 @@ from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.store import Store
-from ddm_ray.train.claiming import most_rows
+from ddm_ray.train.claiming import rows_that_fit
 from tests.random_run import make_data
 
 EXPERT, SHARE = Artifact("experts/001"), 192
@@ -40,11 +40,11 @@ def test_what_ran_out_of_memory_is_halved_for_those_who_ask_alike(tmp_path: Path
     """And what was halved stays so, in later launches too."""
     store = Store(str(tmp_path))
     like = {"asked": {"micro_batch": 40}}
-    assert most_rows(store, EXPERT, like) is None
+    assert rows_that_fit(store, EXPERT, like) is None
     claim(store, EXPERT, like | {"most_rows": None, "launch": "a"})
-    assert most_rows(store, EXPERT, like) is None
+    assert rows_that_fit(store, EXPERT, like) is None
     Attempt(store, EXPERT, 1).fail({"error": "no memory", "kind": OUT_OF_MEMORY, "final": False, "micro_batch": 40})
-    assert most_rows(store, EXPERT, like) == 20
+    assert rows_that_fit(store, EXPERT, like) == 20
     claim(store, EXPERT, like | {"most_rows": 20, "launch": "b"})
-    assert most_rows(store, EXPERT, like) == 20
-    assert most_rows(store, EXPERT, {"asked": {"micro_batch": 64}}) is None
+    assert rows_that_fit(store, EXPERT, like) == 20
+    assert rows_that_fit(store, EXPERT, {"asked": {"micro_batch": 64}}) is None

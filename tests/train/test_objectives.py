@@ -9,7 +9,7 @@ from ddm_ray.core.condition import Condition
 from ddm_ray.core.flow import PATHS, Flow
 from ddm_ray.core.streams import BATCH, stream
 from ddm_ray.core.times import TimeSampling
-from ddm_ray.train.objectives import Batch, ExpertLoss, RouterLoss, draw
+from ddm_ray.train.objectives import Batch, ExpertLoss, RouterLoss, draw_batch
 from tests.core.paths_closed_form import PAIRS, ExactNetwork, ExactRouter, PathMixture
 
 # Two points in one dimension; a width of 0 would divide 0 by 0 at t = 0.
@@ -156,11 +156,11 @@ def test_draws_keep_their_stream_and_times_are_sampled_from_their_own_uniforms()
     noise = torch.from_numpy(numbers.standard_normal((64, 1, 2, 2), np.float32))
     uniform_B = numbers.random(64, np.float32)
     drop_B = torch.from_numpy(numbers.random(64) < 0.25)
-    plain = draw(*fields, TimeSampling(), "linear")
+    plain = draw_batch(*fields, TimeSampling(), "linear")
     assert torch.equal(plain.t_B, torch.from_numpy(uniform_B))
     sampling = TimeSampling("logit-normal", mean=-0.5, shift=2.0)
     for path in PATHS:
-        drawn = draw(*fields, sampling, path)
+        drawn = draw_batch(*fields, sampling, path)
         assert torch.equal(drawn.noise_BCHW, noise) and torch.equal(drawn.drop_B, drop_B)
         assert torch.equal(drawn.t_B, sampling.times(uniform_B, path))
-    assert not torch.equal(draw(*fields, sampling, "cosine").t_B, draw(*fields, sampling, "linear").t_B)
+    assert not torch.equal(draw_batch(*fields, sampling, "cosine").t_B, draw_batch(*fields, sampling, "linear").t_B)

@@ -1,8 +1,11 @@
-"""The optimizer's budgets, and its update that is made to be compiled, against torch's own."""
+"""The contract of OPTIMIZERS, AdamW's budgets, and its update that is made to be compiled, against torch's own."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
+from pkgutil import resolve_name
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -11,36 +14,86 @@ from torch._inductor import metrics
 from torch.profiler import ProfilerActivity, profile
 
 from ddm_ray.config import TrainConfig
+from ddm_ray.config.optimizers import OPTIMIZERS
 from ddm_ray.models.dit import DiT
-from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.flops import TRAINING_BYTES, num_parameters
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.engine import Engine
-from ddm_ray.train.optimizer import AdamWithEMA, update
+from ddm_ray.train.optimizer import ShardOptimizer, update
 
 SIZE = 1000
-HOW = {"ema_decay": 0.9, "clip_norm": 2.0, "lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
+TRAIN = TrainConfig(steps=1, global_batch=4, ema_decay=0.9, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-def trained(compiled: bool, gradients: list[Tensor]) -> list[Tensor]:
+def optimizer_of(name: str, value: nn.Parameter, rate: float = 1e-2, **how: Any) -> ShardOptimizer:
+    optimizer: ShardOptimizer = resolve_name(OPTIMIZERS[name])([value], TRAIN, **{"clip_norm": 2.0} | how)
+    optimizer.param_groups[0]["lr"] = rate
+    return optimizer
+
+
+def trained(name: str, compiled: bool, gradients: list[Tensor]) -> list[Tensor]:
     """Value, EMA and moments after a step by each gradient."""
     value = nn.Parameter(torch.linspace(-1, 1, SIZE, dtype=gradients[0].dtype))
-    optimizer = AdamWithEMA([value], compiled=compiled, **HOW)
+    optimizer = optimizer_of(name, value, compiled=compiled)
     for gradient in gradients:
         value.grad = gradient.clone()
         optimizer.step()
-    return [value.detach(), *(optimizer.state[value][name] for name in ("ema", "exp_avg", "exp_avg_sq", "step"))]
+    return [value.detach(), *(optimizer.state[value][each] for each in ("ema", *optimizer.moments, "step"))]
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_falls_to_the_minimum_of_a_parabola(name: str) -> None:
+    """With nothing clipped, each element at the end within a step of where it should be."""
+    right = torch.linspace(-1, 1, SIZE)
+    value = nn.Parameter(torch.zeros(SIZE))
+    optimizer = optimizer_of(name, value, clip_norm=0.0)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    for step in range(400):
+        optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 400)
+        value.grad = value.detach() - right
+        optimizer.step()
+    assert (value.detach() - right).abs().max() < 0.02
+    assert (optimizer.state[value]["ema"] - value.detach()).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_keeps_no_more_than_is_estimated(name: str) -> None:
+    """By its declaration, from which its state is saved and resumed: fp32 tensors of the shard's shape."""
+    value = nn.Parameter(torch.randn(3, 5))
+    optimizer = optimizer_of(name, value)
+    value.grad = torch.randn(3, 5)
+    optimizer.step()
+    state = optimizer.state[value]
+    assert state.keys() == {"step", "ema", *optimizer.moments}
+    kept = [value, *(tensor for record, tensor in state.items() if record != "step"), value.grad]
+    assert all(tensor.shape == value.shape and tensor.dtype == torch.float32 for tensor in kept)
+    assert sum(tensor.nbytes for tensor in kept) / value.numel() <= sum(TRAINING_BYTES.values())
+
+
+def test_lion_is_the_papers() -> None:
+    """Chen et al. 2023, algorithm 2, by hand."""
+    gradients = [torch.randn(SIZE, generator=torch.Generator().manual_seed(step)) for step in range(3)]
+    value, mean = torch.linspace(-1, 1, SIZE), torch.zeros(SIZE)
+    for gradient in gradients:
+        clipped = gradient * min(1, 2.0 / float(gradient.norm()))
+        value = value - 1e-2 * ((0.9 * mean + 0.1 * clipped).sign() + 0.1 * value)
+        mean = 0.95 * mean + 0.05 * clipped
+    torch.testing.assert_close(trained("lion", False, gradients)[0], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("poisoned", [False, True])
-def test_the_compiled_update_is_torchs_own(poisoned: bool) -> None:
-    """Also where a gradient isn't finite, of which no step is taken, in between."""
+def test_the_compiled_update_is_the_uncompiled_one(name: str, poisoned: bool) -> None:
+    """AdamW's is torch's own. Also where a gradient isn't finite, of which no step is taken, in between."""
     torch.compiler.reset()
     torch.compiler.set_default_backend("eager")
     gradients = [(1 + step) * torch.randn(SIZE, generator=torch.Generator().manual_seed(step)) for step in range(5)]
     if poisoned:
         gradients.insert(2, torch.full((SIZE,), torch.nan))
     try:
-        for ours, torchs in zip(trained(True, gradients), trained(False, gradients), strict=True):
+        for ours, torchs in zip(trained(name, True, gradients), trained(name, False, gradients), strict=True):
             torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-7)
     finally:
         torch.compiler.set_default_backend(None)
@@ -52,13 +105,18 @@ def test_the_update_is_one_kernel() -> None:
     torch.compiler.reset()
     shards = [torch.randn(SIZE).abs() for _ in range(5)]
     shards[0].requires_grad_()
-    scalars = {name: torch.tensor(0.5) for name in ("kept", "size", "root")}
+    scalars = (torch.tensor(0.5), torch.tensor(0.5), torch.tensor(0.5))
     expected = [shard.detach().clone() for shard in shards]
-    update(*expected, torch.tensor(0.5), torch.tensor(True), **scalars, constants=(0.9, 0.95, 1e-8, 0.99))
+
+    def updated(function: Callable[..., None], value: Tensor, gradient: Tensor, *others: Tensor) -> None:
+        mean, square, ema = others
+        function(value, gradient, (mean, square), ema, torch.tensor(0.5), torch.tensor(True), scalars)
+
+    step_and_ema = partial(update, AdamW.updated, (0.9, 0.95), 0.99)
+    updated(step_and_ema, *expected)
     metrics.reset()
     with torch.no_grad():
-        compiled = torch.compile(update, dynamic=False)
-        compiled(*shards, torch.tensor(0.5), torch.tensor(True), **scalars, constants=(0.9, 0.95, 1e-8, 0.99))
+        updated(torch.compile(step_and_ema, dynamic=False), *shards)
     assert metrics.generated_kernel_count == 1
     for ours, plain in zip(shards, expected, strict=True):
         torch.testing.assert_close(ours.detach(), plain, rtol=1e-5, atol=1e-6)

@@ -20,7 +20,7 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.evaluate.run import evaluate
 from ddm_ray.islands.checks import Machine, check
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.sampling.acceptance import accept
+from ddm_ray.sampling.acceptance import accept_made
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.cluster.app import require_servable
 from ddm_ray.serve.cluster.args import ServeArgs
@@ -89,10 +89,10 @@ def trained(bucket: Wire) -> Run:
     with signed_by("coordinator"):
         run = Run.open(URL)
         for artifact in (*run.experts, ROUTER, MONOLITH):
-            accept(run, artifact)
+            accept_made(run, artifact)
     train([(str(STUDENT), STUDENT)])
     with signed_by("coordinator"):
-        accept(run, STUDENT)
+        accept_made(run, STUDENT)
         evaluate(run, "default")
     return run
 
@@ -189,7 +189,7 @@ def test_an_extension_is_begun_and_trained_under_the_policies(bucket: Wire, trai
     try:
         train([("worker", run.experts[0])], url=run.url)
         with signed_by("coordinator"):
-            assert accept(run, run.experts[0]).info["step"] == 12
+            assert accept_made(run, run.experts[0]).info["step"] == 12
             own = Run.open(URL).require(run.experts[0])
     finally:
         bucket.rule = rule

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from ddm_ray.config import load_recipe
-from ddm_ray.core.streams import SeedPurpose, seeds
+from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import weights
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, load_model, monolith_info
+from ddm_ray.sampling.run_models import Models, load_trained, monolith_info
 from ddm_ray.storage.graph import MONOLITH, PARTITION, Artifact, expert, shard
 from ddm_ray.storage.run import Run
 from ddm_ray.train.preview import MAX_CLASSES, PER_CLASS, picture
@@ -75,11 +75,11 @@ def test_it_shows_the_classes_that_were_trained_on(run: Run, cluster: int | None
     labels = sorted(np.argsort(-counts_C, kind="stable")[:MAX_CLASSES].tolist())
     assert len(labels) == MAX_CLASSES
     request = SampleRequest(
-        seeds(run.config.evaluate.seed, MAX_CLASSES * PER_CLASS, SeedPurpose.PREVIEW),
+        consecutive_seeds(run.config.evaluate.seed, MAX_CLASSES * PER_CLASS, SeedPurpose.PREVIEW),
         torch.tensor(labels).repeat_interleave(PER_CLASS),
         run.config.sample,
     )
-    models = Models(monolith_info(run), (load_model(run, artifact),), None)
+    models = Models(monolith_info(run), (load_trained(run, artifact),), None)
     images = models.sample(request).images_BCHW.split(PER_CLASS)
     expected = grid([GridRow(str(label), part) for label, part in zip(labels, images, strict=True)])
     assert picture(run, *published(run, artifact), cluster, CPU) == to_png(expected)
@@ -109,7 +109,7 @@ def test_a_single_class_fills_the_picture(tmp_path: Path) -> None:
     sizes = run.config.expert.model.model_dump()
     spec = {"class": "DiT", "config": {"image_size": 8, "channels": 1, "num_classes": 1, "text_dim": None, **sizes}}
     torch.manual_seed(0)
-    ema, _ = weights.to_bytes(weights.build(spec), spec)
+    ema, _ = weights.weights_as_bytes(weights.build(spec), spec)
     image = Image.open(io.BytesIO(picture(run, spec, ema, 0, CPU)))
     # No names beside it: margins of 8, and 4 x 4 tiles of 48 with gaps of 3.
     assert image.size == (8 + 8 + 4 * 51 + 8, 8 + 4 * 51 + 8)
@@ -125,7 +125,7 @@ def test_latents_are_decoded_to_pixels(tmp_path: Path) -> None:
     sizes = run.config.expert.model.model_dump()
     spec = {"class": "DiT", "config": {"image_size": 8, "channels": 4, "num_classes": 2, "text_dim": None, **sizes}}
     torch.manual_seed(0)
-    ema, _ = weights.to_bytes(weights.build(spec), spec)
+    ema, _ = weights.weights_as_bytes(weights.build(spec), spec)
     before = torch.get_rng_state()
     png = picture(run, spec, ema, 0, CPU)
     assert torch.equal(before, torch.get_rng_state())

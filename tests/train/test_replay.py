@@ -16,12 +16,13 @@ from ddm_ray.data.sharded.work import ChunkMaker, ReadUnit, Task
 from ddm_ray.errors import ConfigError, DriftError, MissingArtifact, TrainingError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.storage import graph
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, expert, replay, shard
 from ddm_ray.storage.info import PartitionInfo, ShardInfo
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, survey
+from ddm_ray.storage.status import survey
 from ddm_ray.train import replay as replaying
 from ddm_ray.train import worker
 from ddm_ray.train.job import train_job
@@ -76,7 +77,7 @@ def test_they_are_the_experts_own_in_the_shares_of_the_rows(tmp_path: Path) -> N
         numbers = images_of(run, cluster)
         assert rows.ids == [f"replay/{cluster:03d}/{number:09d}" for number in numbers]
         assert (rows.cluster_N == cluster).all()
-        request = replaying.request_of(run.config, replaying.ReplayPortion(0, tuple(rows.label_N.tolist())))
+        request = replaying.replay_request(run.config, replaying.ReplayPortion(0, tuple(rows.label_N.tolist())))
         first = request.seeds[0] + numbers[0]
         drawn = DDMPipeline.from_run(run)(
             class_labels=rows.label_N.tolist(),
@@ -102,7 +103,7 @@ def test_killed_it_goes_on_by_the_same_expert_alone(tmp_path: Path, monkeypatch:
     (begun,) = [each for each in survey(run) if each.artifact == replay(0)]
     assert begun.state == "begun" and describe(begun) == f"1 of {len(undisturbed.files)} portions of images"
     assert make_replay(run, 0, serial).files == undisturbed.files
-    other = load_model(run, Artifact("experts/000"))
+    other = load_trained(run, Artifact("experts/000"))
     run.store.delete(expert(1))
     publish(run, expert(1), other, 10, 16)
     with pytest.raises(DriftError, match="replay/cluster=001 was begun otherwise: input experts/001"):

@@ -20,12 +20,14 @@ from ddm_ray.models.dit import DiT
 from ddm_ray.storage.manifest import Identity, Manifest
 from ddm_ray.storage.store import Store
 from ddm_ray.train import state
-from ddm_ray.train.fragments import RECORDS, Fragment, Shards
+from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.snapshot import Snapshot
 from ddm_ray.train.state import Piece, SavedParts, fingerprint, fingerprints, written_records
+from ddm_ray.train.zero_shards import EMA, VALUE, Fragment, Shards
 from tests.pretend_streams import pretended
 
 SHAPES = {"trunk.in.weight": (7, 5), "trunk.in.bias": (7,), "head": (1,)}
+RECORDS = (VALUE, *AdamW.moments, EMA)
 SIZES = {"trunk.in.weight": 35, "trunk.in.bias": 7, "head": 1}
 PREFIX = "experts/000/attempts/0001/state/step-000000009"
 

@@ -18,7 +18,7 @@ from ddm_ray.core.routing import parse_strategy
 from ddm_ray.errors import CorruptArtifact, MissingArtifact, Preempted
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.storage.attempts import claimed
 from ddm_ray.storage.graph import STUDENT, Artifact
 from ddm_ray.storage.info import PartitionInfo
@@ -131,7 +131,7 @@ def test_an_ensemble_predicts_what_the_sampler_does(strategy: str, guidance_scal
     teachers = exact_teachers(strategy=parse_strategy(strategy, 4), router=system.router, guidance_scale=guidance_scale)
     batch = Batch(x_BCHW, torch.zeros_like(x_BCHW), torch.zeros(12), label_B, torch.zeros(12, dtype=torch.long))
     settings = SamplingSettings(strategy=strategy, guidance_scale=guidance_scale)
-    right = driver.velocity(x_BCHW, t, label_B, system.info(), system.experts, system.router, settings=settings)
+    right = driver.mixture_velocity(x_BCHW, t, label_B, system.info(), system.experts, system.router, settings=settings)
     # The batch is clean, so that x_t is x; the networks are told the time that it is at.
     later = Teachers(
         [lambda x, _, c, field=field: field(x, times_B[: len(x)], c) for field in system.experts],
@@ -164,7 +164,7 @@ def test_experts_of_an_object_store_are_copied_once(tmp_path: Path, monkeypatch:
     for folder in ("partition", "experts"):
         for key in local.store.sizes(folder):
             store.write(f"{folder}/{key}", local.store.read(f"{folder}/{key}"))
-    run, right = Run(store, local.config), [load_model(local, artifact) for artifact in local.experts]
+    run, right = Run(store, local.config), [load_trained(local, artifact) for artifact in local.experts]
     asked, read, fetch = list[str](), Store.read, Store.fetch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "copies"))
     monkeypatch.setattr(

@@ -12,7 +12,7 @@ from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import load_model, load_models
+from ddm_ray.sampling.run_models import load_models, load_trained
 from ddm_ray.storage.graph import ROUTER, STUDENT, expert, shard
 from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
@@ -49,7 +49,7 @@ def test_a_mixture_trained_on_texts_samples_from_texts(trained: Run) -> None:
 
 def test_texts_are_learned_from(trained: Run) -> None:
     """The way in for texts is closed in a fresh network."""
-    model = load_model(trained, expert(0))
+    model = load_trained(trained, expert(0))
     x_BCHW, t_B = torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0.5, 0.5])
     text = load_rows(trained, [shard(0)], HELDOUT).text
     assert text is not None
@@ -59,7 +59,7 @@ def test_texts_are_learned_from(trained: Run) -> None:
 
 
 def test_the_router_knows_the_clusters_of_held_out_rows(trained: Run) -> None:
-    router, rows = load_model(trained, ROUTER), load_rows(trained, [shard(0), shard(1)], HELDOUT)
+    router, rows = load_trained(trained, ROUTER), load_rows(trained, [shard(0), shard(1)], HELDOUT)
     assert isinstance(rows.text, Text)
     with torch.inference_mode():
         logits_BK = router(rows.data_NCHW, torch.full((len(rows),), 0.05), rows.text)

@@ -14,7 +14,7 @@ from ddm_ray.storage.extend import extend
 from ddm_ray.storage.graph import expert
 from ddm_ray.storage.run import Run
 from ddm_ray.train import claiming, worker
-from ddm_ray.train.claiming import kept_threads, own_threads
+from ddm_ray.train.claiming import default_threads, threads_of_last_attempt
 from ddm_ray.train.job import train_job
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
@@ -93,14 +93,14 @@ def test_a_run_that_goes_on_from_another_has_its_threads(many_threads: None, tmp
 
 def test_attempts_before_threads_were_recorded_had_one(tmp_path: Path) -> None:
     run = make_data(str(tmp_path / "run"), settings=SHORT)
-    assert kept_threads([run], EXPERT) is None
+    assert threads_of_last_attempt([run], EXPERT) is None
     claim(run.store, EXPERT, {"world_size": 1})
-    assert kept_threads([run], EXPERT) == 1
+    assert threads_of_last_attempt([run], EXPERT) == 1
     claim(run.store, EXPERT, {"threads": 3})
-    assert kept_threads([run], EXPERT) == 3
+    assert threads_of_last_attempt([run], EXPERT) == 3
     for damaged in (0, -2, "many", 1.5, None, 10**9):
         claim(run.store, EXPERT, {"threads": damaged})
-        assert kept_threads([run], EXPERT) == 1
+        assert threads_of_last_attempt([run], EXPERT) == 1
 
 
 @pytest.mark.parametrize(("part", "threads"), [(0.5, 1), (1.5, 1), (2.5, 2)])
@@ -113,4 +113,4 @@ def test_a_network_has_no_more_threads_than_its_steps_are_worth(
     job = train_job(run, EXPERT)
     monkeypatch.setattr(claiming, "FLOPS_PER_THREAD", int(job.training_flops(1) / 2 / part))
     placement = TrainPlacement(resources_per_worker={"CPU": 8}, workers={"min": 1, "max": 2})
-    assert own_threads(placement, job) == threads
+    assert default_threads(placement, job) == threads

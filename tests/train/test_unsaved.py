@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.storage.attempts import Attempt, claimed
+from ddm_ray.storage.describe import describe
 from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import describe, status
-from ddm_ray.train.saving import MOST_REFUSED
+from ddm_ray.storage.status import status
+from ddm_ray.train.state_writer import MAX_REFUSED_STATES
 from tests.conftest import ROOT
 from tests.random_run import make_data
 from tests.train.ranks import EXPERT
@@ -79,7 +80,7 @@ def test_states_that_the_disk_refuses_end_a_training_and_say_why(base: Run) -> N
     failure = Attempt(base.store, EXPERT, number).failure()
     assert failure and failure["final"]
     ended = re.match(r"ends after step (\d+)", error["error"])
-    assert ended and 4 * MOST_REFUSED <= int(ended[1]) < 60
+    assert ended and 4 * MAX_REFUSED_STATES <= int(ended[1]) < 60
     assert "File too large" in outcome["unsaved"][-1]
 
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from ddm_ray.storage.manifest import NAME
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
 from ddm_ray.train import worker
-from ddm_ray.train.attempt import TrainAttempt
+from ddm_ray.train.resume import StateChoice
 from tests.conftest import wait_for
 from tests.infos import commit_written
 from tests.random_run import make_data
@@ -98,22 +97,6 @@ def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: R
         short_run.require(EXPERT)
 
 
-def test_a_picture_that_no_thread_can_paint_ends_nothing(
-    quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start = Thread.start
-
-    def start_others(thread: Thread) -> None:
-        if thread.name == "picture":
-            raise RuntimeError("can't start new thread")  # as Python does where no memory for its stack is left
-        start(thread)
-
-    monkeypatch.setattr(Thread, "start", start_others)
-    worker.train(short_run.url, EXPERT, TrainPlacement())
-    assert same_run(quiet, short_run)
-    assert f"warning: step {STEPS}: no grid.png: can't start new thread" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("artifact", [EXPERT, ROUTER])
 def test_resume_equals_uninterrupted_to_the_bit(quiet: Run, short_run: Run, artifact: Artifact) -> None:
     train_until(short_run, 5, artifact)
@@ -159,15 +142,15 @@ def test_states_that_a_rival_deletes_meanwhile_are_not_begun_without(
     """Between the choice of a state and reading it: then there are newer ones, or it is another attempt's turn."""
     train_until(short_run, 4)
     train_until(short_run, 5)
-    choose = TrainAttempt._next_state
+    choose = StateChoice.next_state
 
-    def choose_late(attempt: TrainAttempt) -> str | None:
-        chosen = choose(attempt)
+    def choose_late(choice: StateChoice) -> tuple[int, str] | None:
+        chosen = choose(choice)
         for number in taken:
             short_run.store.delete(f"{EXPERT}/attempts/{number}/state")
         return chosen
 
-    monkeypatch.setattr(TrainAttempt, "_next_state", choose_late)
+    monkeypatch.setattr(StateChoice, "next_state", choose_late)
     if len(taken) == 2:
         with pytest.raises(StorageError, match="its states were deleted while they were read"):
             worker.train(short_run.url, EXPERT, TrainPlacement())
@@ -233,7 +216,7 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
 
     run = make_data(str(tmp_path / "run"), settings=(*SHORT, "expert.train.steps=20000"))
     attempt = Attempt(run.store, EXPERT, 1)
-    draw, poisoned_steps = batches.draw, []
+    draw, poisoned_steps = batches.draw_batch, []
 
     def poison(seed: int, key: tuple[int, ...], step: int, *rest: object) -> object:
         draws = draw(seed, key, step, *rest)  # type: ignore[arg-type]
@@ -242,7 +225,7 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
             draws.noise_BCHW[0, 0, 0, 0] = float("nan")
         return draws
 
-    monkeypatch.setattr(batches, "draw", poison)
+    monkeypatch.setattr(batches, "draw_batch", poison)
     with pytest.raises(TrainingError, match=r"loss nan with gradient norm (nan|inf) at step \d+;") as failure:
         worker.train(run.url, EXPERT, TrainPlacement(checkpoint_steps=3, milestone_steps=4))
     (step,) = poisoned_steps

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.storage.graph import Artifact
 from ddm_ray.storage.job_status import JobStatus
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.observer import observe
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.status import Status
 from ddm_ray.watch.events import Event, Events
 from tests.infos import info_of
@@ -41,7 +41,7 @@ class Watcher:
     """An observer of one run, and the events that its looks bring."""
 
     def __init__(self, run: str = "run", stalled_after: float = 60):
-        self._events, self._pulses = Events(run, stalled_after), Pulses()
+        self._events, self._pulses = Events(run, stalled_after), Sightings()
 
     def look(self, now: float, *statuses: Status) -> list[Event]:
         return self._events.seen(observe(statuses, self._pulses, now))

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from ddm_ray.storage.attempts import claim
+from ddm_ray.storage.judge import Sightings
 from ddm_ray.storage.observer import observe
-from ddm_ray.storage.pulse import Pulses
 from ddm_ray.storage.status import survey
 from ddm_ray.watch.live_view import LiveView
 from tests.random_run import make_data
@@ -42,7 +42,7 @@ def test_notes_of_others_tell_the_terminal_nothing() -> None:
 
 def test_what_is_wrong_is_red(tmp_path: Path) -> None:
     run = make_data(f"{tmp_path}/run", num_rows=60)
-    pulses, router = Pulses(), claim(run.store, "router")
+    pulses, router = Sightings(), claim(run.store, "router")
     beat(claim(run.store, "experts/000"), 1, 75)
     beat(router, 1, 75)
     observe(survey(run), pulses, 0)

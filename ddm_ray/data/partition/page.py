@@ -121,8 +121,7 @@ def _facts(config: RunConfig) -> dict[str, str]:
     partition, embedder = config.partition, config.embedder
     facts: dict[str, str] = {"method": partition.method}
     if not partition.given:  # of owners' sources nothing is told
-        credit = {"pictures": config.data.credit} if config.data.credit else {}
-        facts = {"source": config.data.source, **credit, **facts}
+        facts = {"source": config.data.source, **facts}
         name = f"PCA of pixels, {embedder.dim} components" if embedder.kind == "pixels" else embedder.network
         facts["embedder"] = name if embedder.kind == "pixels" else f"{name} ({embedder.kind})"
     if partition.by_kmeans:

@@ -27,6 +27,7 @@ from ddm_ray.data.partition.passes import FileWork
 from ddm_ray.data.scratch import OTHER_SCRATCH
 from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, to_row, values_of
 from ddm_ray.errors import DDMError, RayError, StorageError
+from ddm_ray.spelling import amount
 
 T = TypeVar("T")
 BLOCK_BYTES = 2**20
@@ -89,7 +90,7 @@ def require_room(total: int, memory: int, folder: str) -> None:
     """Raise StorageError unless so many bytes of rows fit into Ray's memory and the disk of a folder, together."""
     free = shutil.disk_usage(folder).free
     if total > memory + free:
-        has, need = f"{free / 1e9:,.1f} GB are free", f"{(total - memory) / 1e9:,.1f} GB of rows on their way"
+        has, need = f"{amount(free)} are free", f"{amount(total - memory)} of rows on their way"
         raise StorageError(f"{folder}: {has}, and {need} don't fit into memory", OTHER_SCRATCH, passes=False)
 
 

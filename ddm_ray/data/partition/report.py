@@ -15,7 +15,7 @@ from ddm_ray.data.partition.state import has_files, invalidate
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
 from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ReportInfo, RowsInfo
-from ddm_ray.storage.manifest import FileRecord, Manifest
+from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
 from ddm_ray.storage.run import Run
 
 PAGE = "report.html"
@@ -99,7 +99,8 @@ def _facts(rows: RowsReader) -> dict[str, str]:
     run, info = rows.run, RowsInfo.of(rows.manifest)
     counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
     counts["files of another kind"] = sum(info.ignored.values())
-    facts = {name: f"{count:,}" for name, count in counts.items() if count}
+    facts = {"pictures": info.credit} if info.credit else {}
+    facts |= {name: f"{count:,}" for name, count in counts.items() if count}
     if run.config.partition.by_kmeans:
         facts["rows sampled"] = f"{CentroidsInfo.of(run.require(CENTROIDS)).rows_sampled:,}"
     if run.appends:
@@ -117,7 +118,7 @@ def finished_report(run: Run) -> Manifest | None:
 
 
 def commit_report(run: Run, built: Report) -> None:
-    """Write a report's page and its manifest. A concurrent writer's finished report stays as it is."""
+    """Write a report's page and manifest, and remove files of an earlier one; a concurrent writer's report stays."""
     invalidate(run, REPORT, lambda: finished_report(run))
     if finished_report(run):
         return
@@ -129,3 +130,5 @@ def commit_report(run: Run, built: Report) -> None:
     # Pictures of another machine may be other bytes: if it has finished meanwhile, its page is put back.
     if before is not None and manifest.files.get(PAGE) == FileRecord.of(before):
         run.store.write(key, before)
+    for other in run.store.sizes(REPORT).keys() - manifest.files.keys() - {NAME}:  # pictures, of older versions
+        run.store.delete_one(f"{REPORT}/{other}")

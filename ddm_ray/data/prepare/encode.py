@@ -9,7 +9,7 @@ import torch
 from ddm_ray.config import LatentsConfig, TextConfig
 from ddm_ray.core.transfer import frozen_dtype, upload
 from ddm_ray.data.texts import null_text_bytes, stored_ids, stored_tokens
-from ddm_ray.models.embedders import batches
+from ddm_ray.models.embedders import row_slices
 from ddm_ray.models.latents import Latents, require_sizes
 from ddm_ray.models.text import TextEncoder
 
@@ -31,7 +31,7 @@ class EncodeImages:
 
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
         encoded = []
-        for rows in batches(len(pixels_NHWC), self._batch_size):
+        for rows in row_slices(len(pixels_NHWC), self._batch_size):
             pixels_BHWC = upload(np.array(pixels_NHWC[rows]), self._device)
             images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float() / 127.5 - 1
             encoded.append(self._latents.encode(images_BCHW.to(self._dtype)).to(torch.float16))
@@ -66,7 +66,7 @@ class EncodeTexts:
             return stored_ids(ids), None if ids.pooled is None else stored_ids(ids.pooled)
         tokens: list[bytes] = []
         pooled = []
-        for rows in batches(len(captions), self._batch_size):
+        for rows in row_slices(len(captions), self._batch_size):
             text = self._encoder.encode(captions[rows], warn=False)
             tokens += stored_tokens(text)
             if text.pooled_BP is not None:

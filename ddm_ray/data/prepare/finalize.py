@@ -15,6 +15,7 @@ from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.data.sharded.kept_records import KeptRecords
+from ddm_ray.data.sources.named import named_source
 from ddm_ray.errors import DataError
 from ddm_ray.remedies import Give
 from ddm_ray.storage.info import Reason, RowsInfo
@@ -96,6 +97,7 @@ def commit(
         data = to_parquet(pa.table({"id": pa.array(dropped, pa.string())}))
         chunks.store.write(f"{artifact}/{DUPLICATES}", data)
         others[DUPLICATES] = FileRecord.of(data)
+    named = named_source(plan.source)
     info = RowsInfo(
         rows=num_rows,
         rows_train=num_rows - heldout,
@@ -110,6 +112,7 @@ def commit(
         reasons=_reasons(records),
         networks=networks_of(chunks, plan),
         versions=versions(),
+        credit=named.credit if named else None,
     )
     files = named_or_listed(chunks.store, artifact, (record.part for record in records if record.part), others)
     digests = chain((record.digest for record in records if record.digest), extra)

@@ -103,11 +103,11 @@ def require_known_sizes(config: DataConfig) -> None:
     if config.text is not None:
         from ddm_ray.models import text  # torch, which rows of pixels and labels do without
 
-        text.require_known_sizes(config.text)
+        text.require_known_encoders(config.text)
     if config.latents is not None:
         from ddm_ray.models import latents
 
-        latents.require_known_sizes(config.latents, config.channels)
+        latents.require_known_autoencoder(config.latents, config.channels)
 
 
 def rows_artifact(run: Run, cluster: int | None) -> Artifact:

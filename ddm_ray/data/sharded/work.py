@@ -54,6 +54,12 @@ ReadUnit = Callable[[Any, Container[int]], Iterator[Chunk[Any]]]
 """The unit's chunks but those to skip, in order; the same every time, whatever is skipped. Raises DDMError."""
 
 
+def read_whole(unit: UnitT, done: Container[int]) -> Iterator[Chunk[UnitT]]:
+    """The `ReadUnit` of units that say all that there is to know: the unit is its only chunk."""
+    if 0 not in done:
+        yield Chunk(0, unit, 1.0)
+
+
 class ChunkMaker(Protocol[InRowsT, RecordT]):
     """Makes chunks into files and records."""
 

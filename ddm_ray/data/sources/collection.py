@@ -1,20 +1,20 @@
-"""A collection of files, whose kind is told by their names or by `data.format`."""
+"""A collection of files, whose format is told by their names or by `data.format`."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
 
-from ddm_ray.data.images import EXTENSIONS
-from ddm_ray.data.sources import folder, idx, parquet, webdataset
 from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit, rows_of_a_part
 from ddm_ray.data.sources.conditions import Conditioned
 from ddm_ray.data.sources.files import Files
-from ddm_ray.errors import DataError
+from ddm_ray.data.sources.registry import FORMATS, MOVED, MOVED_TO
+from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.remedies import Begin
+from ddm_ray.spelling import meant
 
-KINDS = {"folder": EXTENSIONS, "webdataset": frozenset({"tar"}), "parquet": frozenset({"parquet"})}
-_READERS = {"folder": folder.read, "webdataset": webdataset.read, "idx": idx.read}
-_PLURALS = {"folder": "images", "webdataset": "tars", "parquet": "parquet files", "idx": "IDX files of images"}
 MAX_ENDINGS = 9
 SMALL_IMAGE = 2**14
 """Bytes of an image in a file of many, of which no listing tells the number: few, so that parts aren't too small."""
@@ -23,66 +23,106 @@ _COMPRESSED = "compressed tars aren't read: unpack them"
 
 @dataclass(frozen=True)
 class Collection(Conditioned):
-    """A folder of images, WebDataset tars, parquet files, or IDX files; see Source."""
+    """Files of one format: a folder of images, WebDataset tars, parquet files and so on; see Source."""
 
     files: Files
 
     def list(self) -> Listing:
         """See Source; classes are the names of class folders where the run only counts its classes."""
         sizes = self.files.sizes()
-        kind = self.conditions.config.format or self._sniff(sizes)
-        chosen = {path: size for path, size in sizes.items() if kind_of(path) == kind}
-        units = units_of(chosen, self.chunk_rows)
-        if not units:
-            raise DataError(f"data.source {self.files.url!r}: no {_PLURALS[kind]} in it (data.format {kind})")
-        ignored = _endings(path for path in sizes if path not in chosen)
-        if kind == "folder":
-            classes = folder.classes([*chosen], self.conditions, self.files.url)
-            return Listing(units, classes, ignored, rows=len(chosen))
-        # Of the first file: another that names its classes otherwise is refused when it is read.
-        numbered = parquet.named_numbers(self.files, units[0], self.conditions) if kind == "parquet" else None
-        rows = sum(idx.row_count(self.files, unit) for unit in units) if kind == "idx" else None
-        few = rows_of_a_part(sum(unit.bytes for unit in units) // SMALL_IMAGE if rows is None else rows)
-        classes = numbered if self.conditions.counted else None
-        return Listing(units, classes, ignored, numbered, rows, min(self.chunk_rows, few))
+        name = self.conditions.config.format or self._sniff(sizes)
+        chosen = format_named(name)
+        own = {path: size for path, size in sizes.items() if chosen.owns(path)}
+        listing = chosen.list(self, own) if own else Listing(())
+        if not listing.units:
+            raise DataError(f"data.source {self.files.url!r}: no {chosen.plural} in it (data.format {name})")
+        return replace(listing, ignored=_endings(path for path in sizes if path not in own))
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""
-        kind = kind_of(unit.files[0])
-        assert kind
-        if kind == "parquet":
-            return parquet.read(self.files, unit, self.chunk_rows, skip, self.conditions, self.by_values)
-        return _READERS[kind](self.files, unit, self.chunk_rows, skip, self.conditions)
+        chosen = format_of(unit.files[0])
+        if chosen is None:
+            where = self.files.where(unit.files[0])
+            raise DataError(f"{where}: no format of this machine's reads it; install the package whose format it is")
+        return chosen.read(self, unit, skip)
 
     def _sniff(self, sizes: dict[str, int]) -> str:
-        counts = Counter(kind for path in sizes if (kind := kind_of(path)))
+        counts = Counter(name for path in sizes if (name := _name_of(path)))
         if not counts:
             endings = ", ".join(f"{count} {ending}" for ending, count in _endings(sizes).items())
             what = f"{len(sizes)} files ({endings}), none of them" if sizes else "empty: there are no"
-            raise DataError(f"data.source {self.files.url!r}: {what} images, tars, parquet or IDX files")
+            *others, last = (format_named(name).plural for name in FORMATS)
+            raise DataError(f"data.source {self.files.url!r}: {what} {', '.join(others)} or {last}")
         if len(counts) > 1:
-            several = " and ".join(f"{count} {_PLURALS[kind]}" for kind, count in counts.items())
+            several = " and ".join(f"{count} {format_named(name).plural}" for name, count in counts.items())
             raise DataError(
                 f"data.source {self.files.url!r}: {several}", Begin(field="data.format", value=" or ".join(counts))
             )
         return next(iter(counts))
 
 
+class Format(ABC):
+    """Base of formats of files in a collection. Each has a line in `FORMATS`, or is an entry point.
+
+    `plural`: its files in words. `about`: a line of help. `extensions` of its files' names, in small letters.
+    `one_image_each`: its files are an image each, those of a class in a folder of that name.
+    """
+
+    plural: ClassVar[str]
+    about: ClassVar[str]
+    extensions: ClassVar[frozenset[str]] = frozenset()
+    one_image_each: ClassVar[bool] = False
+
+    def owns(self, path: str) -> bool:
+        """True for a file of this format, by its name."""
+        return extension(path) in self.extensions
+
+    def units(self, sizes: Mapping[str, int], chunk_rows: int) -> tuple[Unit, ...]:
+        """Units of some of its files, by their sizes in bytes: each file unless the format says otherwise."""
+        return tuple(Unit(path, size, (path,), (size,)) for path, size in sizes.items())
+
+    def list(self, source: Collection, sizes: Mapping[str, int]) -> Listing:
+        """The listing of its files in a collection, of which there are some. Raises DataError, StorageError."""
+        few = rows_of_a_part(sum(sizes.values()) // SMALL_IMAGE)
+        return Listing(self.units(sizes, source.chunk_rows), chunk_rows=min(source.chunk_rows, few))
+
+    @abstractmethod
+    def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
+        """The unit's chunks but those in `skip`; see Source."""
+
+    def count(self, source: Collection, unit: Unit) -> int | None:
+        """Rows of a unit as its files' heads or ends tell; None where only reading does. Raises DataError."""
+        return None
+
+    def count_labels(self, source: Collection, unit: Unit) -> Mapping[int, int]:
+        """Rows of a unit by label, of a listing with `numbered` names, without their images. Raises DataError."""
+        return {}
+
+
+@cache
+def format_named(name: str) -> Format:
+    """The format that `data.format` names. Raises ConfigError for another name, DataError as `Registry`."""
+    if name not in FORMATS and name in MOVED:
+        raise ConfigError(f"data.format {name!r} {MOVED_TO}")
+    if name not in FORMATS:
+        raise ConfigError(f"data.format {name!r:.60} is none of {', '.join(FORMATS)}{meant(name, FORMATS)}")
+    return FORMATS[name]()
+
+
+def format_of(path: str) -> Format | None:
+    """The format of a file by its name; None for one that isn't read."""
+    name = _name_of(path)
+    return None if name is None else format_named(name)
+
+
+def _name_of(path: str) -> str | None:
+    return next((name for name in FORMATS if format_named(name).owns(path)), None)
+
+
 def units_of(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
-    """Units of some files of a collection, by their sizes in bytes: ranges of images, or else one file of many each."""
-    kinds = {kind_of(path) for path in sizes}
-    if kinds <= {"folder"}:
-        return folder.units(sizes, chunk_rows)
-    if kinds == {"idx"}:
-        return idx.units(sizes)
-    return tuple(Unit(path, size, (path,), (size,)) for path, size in sizes.items())
-
-
-def kind_of(path: str) -> str | None:
-    """The kind of a file by its name, as `data.format` has it; None for one that isn't read."""
-    if idx.is_idx(path):
-        return "idx"
-    return next((kind for kind, extensions in KINDS.items() if extension(path) in extensions), None)
+    """Units of some files of a collection, all of one format, by their sizes in bytes."""
+    chosen = next(map(format_of, sizes), None)
+    return chosen.units(sizes, chunk_rows) if chosen else ()
 
 
 def extension(path: str) -> str:

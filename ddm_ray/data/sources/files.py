@@ -13,14 +13,13 @@ from urllib.parse import quote, unquote, urlsplit
 from pyarrow import NativeFile, fs
 
 from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
+from ddm_ray.data.sources.registry import SOURCES
 from ddm_ray.errors import DataError
 from ddm_ray.spelling import nearest
 from ddm_ray.storage.refusals import as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
-FORMS = "a folder, a URI (s3://BUCKET/..., hf://datasets/OWNER/NAME), digits or shapes:NUMBER"
 HUB = "hf://datasets/"
-MADE = ("digits", "shapes:1000")
 _BUFFER = 2**20
 HIDDEN = ("__MACOSX", "Thumbs.db")
 THREADS = 16
@@ -55,7 +54,7 @@ class Files:
             if len([name for name in path.split("/")[1:3] if name]) < 2:
                 raise DataError(f"data.source {url!r} names no data set: hf://datasets/OWNER/NAME")
         else:
-            raise DataError(f"data.source {url!r}: {scheme}:// is no source; give {FORMS}")
+            raise DataError(f"data.source {url!r}: {scheme}:// is no source; give {_forms()}")
         self.scheme = scheme if self.remote else "file"
         self._path = path.rstrip("/")
 
@@ -103,7 +102,7 @@ class Files:
         root, names, _ = self._split
         with as_source_error(self.url):
             if not self.remote and not os.path.isdir(root or "/"):
-                raise DataError(f"data.source {self.url!r}: no such folder or file; give {FORMS}{_near(self._path)}")
+                raise DataError(f"data.source {self.url!r}: no such folder or file; give {_forms()}{_near(self._path)}")
             if self.remote and self.filesystem.get_file_info(root).type == fs.FileType.NotFound:
                 raise DataError(f"data.source {self.url!r}: nothing there, or it needs credentials")
             sizes = self._matching() if names else self._below("")
@@ -284,14 +283,22 @@ def _scan(folder: str) -> Iterator[tuple[str, str, int | None]]:
                 yield entry.path, name, 0
 
 
+def _forms() -> str:
+    """Words on all that `data.source` may be."""
+    *others, last = (form for name in SOURCES for form in SOURCES[name].forms)
+    return f"a folder, a URI (s3://BUCKET/..., hf://datasets/OWNER/NAME), {', '.join(others)} or {last}"
+
+
 def _near(path: str) -> str:
     """A guess which entry of the nearest folder that exists, or which name of what is made here, a path meant."""
     folder, _, name = path.rpartition("/")
     if os.path.isdir(folder or "/"):
         with suppress(OSError):
             beside = [entry for entry in os.listdir(folder or "/") if not _hidden(entry)]
-            guess = nearest(name, [*beside, *MADE])
-            return "" if guess is None else f"; did you mean {guess if guess in MADE else f'{folder}/{guess}'}?"
+            guess = nearest(name, [*beside, *SOURCES])
+            if guess is not None:
+                return f"; did you mean {f'{folder}/{guess}' if guess in beside else SOURCES[guess].forms[0]}?"
+            return ""
     return _near(folder) if folder else ""
 
 

@@ -1,12 +1,13 @@
 """A folder of images, each class in a folder of its own."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from ddm_ray.data.images import rejection
+from ddm_ray.data.images import EXTENSIONS, rejection
 from ddm_ray.data.sharded.work import Chunk
-from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, cuts, rows_of_a_part
+from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Listing, Unit, cuts, rows_of_a_part
+from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.errors import DataError
@@ -17,23 +18,46 @@ GONE, CLASSLESS = "gone since it was listed", "not in a class's folder"
 LOST_LINK = "a link to a file that isn't there"
 
 
-def units(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
-    """Ranges of the files, one chunk each: of at most `chunk_rows` files, and fewer where these make few ranges."""
-    files = list(sizes)
-    chunk_rows = min(chunk_rows, rows_of_a_part(len(files)))
-    width = len(str(len(files)))
-    return tuple(
-        Unit(
-            key=f"{start:0{width}d}-{stop:0{width}d}",
-            bytes=sum(sizes[file] for file in files[start:stop]),
-            files=tuple(files[start:stop]),
-            sizes=tuple(sizes[file] for file in files[start:stop]),
+class Folder(Format):
+    """See Format. A class's images lie in a folder of its name; those of a single class may lie anywhere."""
+
+    plural = "images"
+    about = "images, those of each class in a folder of its own"
+    extensions = EXTENSIONS
+    one_image_each = True
+
+    def units(self, sizes: Mapping[str, int], chunk_rows: int) -> tuple[Unit, ...]:
+        """Ranges of the files, one chunk each: of at most `chunk_rows` files, and fewer where these make few ranges."""
+        files = list(sizes)
+        chunk_rows = min(chunk_rows, rows_of_a_part(len(files)))
+        width = len(str(len(files)))
+        return tuple(
+            Unit(
+                key=f"{start:0{width}d}-{stop:0{width}d}",
+                bytes=sum(sizes[file] for file in files[start:stop]),
+                files=tuple(files[start:stop]),
+                sizes=tuple(sizes[file] for file in files[start:stop]),
+            )
+            for start, stop in pairwise([0, *cuts(sizes.values(), chunk_rows)])
         )
-        for start, stop in pairwise([0, *cuts(sizes.values(), chunk_rows)])
-    )
+
+    def list(self, source: Collection, sizes: Mapping[str, int]) -> Listing:
+        """See Format; classes are the names of the folders where the run only counts its classes."""
+        classes = _classes([*sizes], source.conditions, source.files.url)
+        return Listing(self.units(sizes, source.chunk_rows), classes, rows=len(sizes))
+
+    def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
+        """See Format. A file that is gone, changed or can't be read is a row with a problem.
+
+        Raises DataError if not the file but the source is gone: by `check_missing`, or for most files of a chunk.
+        """
+        for number, (start, stop) in enumerate(pairwise([0, *cuts(unit.sizes, source.chunk_rows)])):
+            if number not in skip:
+                listed = list(zip(unit.files[start:stop], unit.sizes[start:stop], strict=True))
+                yield Chunk(number, _rows(source.files, listed, source.conditions), stop / len(unit.files))
 
 
-def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ...] | None:
+def _classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ...] | None:
     """Names of the folders, where the run only counts its classes; None if they are the run's own.
 
     Raises DataError for folders that are no class, for more of them than classes, and for none though there are any.
@@ -62,19 +86,6 @@ def classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ..
         many = f"{num} class folders ({some(folders)}) are more than data.num_classes {conditions.num_classes}"
         raise DataError(f"data.source {url!r}: {many}", Begin(field="data.num_classes", value=f"{num}"))
     return tuple(folders)
-
-
-def read(
-    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions
-) -> Iterator[EncodedChunk]:
-    """The unit's chunks. A file that is gone, changed or can't be read is a row with a problem.
-
-    Raises DataError if not the file but the source is gone: by `check_missing`, or for most files of a chunk.
-    """
-    for number, (start, stop) in enumerate(pairwise([0, *cuts(unit.sizes, chunk_rows)])):
-        if number not in skip:
-            listed = list(zip(unit.files[start:stop], unit.sizes[start:stop], strict=True))
-            yield Chunk(number, _rows(files, listed, conditions), stop / len(unit.files))
 
 
 def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -> list[Encoded]:

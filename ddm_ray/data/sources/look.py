@@ -12,19 +12,20 @@ from PIL import Image
 
 from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data.images import DECODER_ERRORS, FORMATS, rejection
-from ddm_ray.data.sources import is_here, open_source, parquet
+from ddm_ray.data.sources import is_here, open_source
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
-from ddm_ray.data.sources.collection import Collection, ending, kind_of
+from ddm_ray.data.sources.collection import Collection, ending, format_of
 from ddm_ray.data.sources.folder import CLASSLESS
-from ddm_ray.errors import DataError, StorageError
+from ddm_ray.errors import ConfigError, DataError, StorageError
 from ddm_ray.remedies import Begin
+from ddm_ray.spelling import amount
 
 IMAGES = 12
 """Images that are looked at: spread over a folder, else the first ones of some files."""
 PLACES = 4
 """Files of many images, at most, that are looked into."""
-FOOTERS = 256
-"""Parquet files, at most, whose rows are counted."""
+COUNTED = 256
+"""Files of many images, at most, whose rows are counted by their heads or ends."""
 NAMES = 8
 TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
 """Endings of photographs that aren't read."""
@@ -55,8 +56,9 @@ def look(config: RunConfig) -> SourceLook:
     files = [(path, size) for unit in listing.units for path, size in zip(unit.files, unit.sizes, strict=True)]
     by_ending = Counter(ending(path) for path, _ in files)
     endings = ", ".join(f"{count:,} {shown}" for shown, count in by_ending.most_common())
-    lines = [f"{source.files.url}: {endings}, {_amount(sum(size for _, size in files))}"]
-    folders, alone = dict[str, int](), {kind_of(path) for path, _ in files} == {"folder"}
+    lines = [f"{source.files.url}: {endings}, {amount(sum(size for _, size in files))}"]
+    folders, chosen = dict[str, int](), format_of(files[0][0])
+    alone = chosen is not None and chosen.one_image_each
     if alone:
         folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
     count = rows_of(source, listing)
@@ -67,9 +69,9 @@ def look(config: RunConfig) -> SourceLook:
     if folders and source.conditions.needed:
         lines.append(f"classes: {_counted(folders)}")
         warnings += _classless(config, folders, len(files) - sum(folders.values()))
-    elif listing.numbered:
-        counts = parquet.label_counts(source.files, listing.units[0], source.conditions)
-        named = {name: counts[number] for number, name in enumerate(listing.numbered)}
+    elif chosen and listing.numbered:
+        counts = chosen.count_labels(source, listing.units[0])
+        named = {name: counts.get(number, 0) for number, name in enumerate(listing.numbered)}
         lines.append(f"classes, and rows of each in {listing.units[0].key}: {_counted(named)}")
     in_files = _spread(listing.units, PLACES)
     if alone:
@@ -95,13 +97,16 @@ def look(config: RunConfig) -> SourceLook:
 
 
 def rows_of(source: Source, listing: Listing) -> int | None:
-    """Rows of a source, usable or not, as its listing or the footers of its files tell; None where neither does."""
-    paths = [path for unit in listing.units for path in unit.files]
-    if listing.rows is not None or not isinstance(source, Collection):
+    """Rows of a source, usable or not, as its listing or its files' heads and ends tell; None where neither does."""
+    if listing.rows is not None or not isinstance(source, Collection) or len(listing.units) > COUNTED:
         return listing.rows
-    if {kind_of(path) for path in paths} != {"parquet"} or len(paths) > FOOTERS:
-        return None
-    return sum(parquet.row_count(source.files, unit) for unit in listing.units)
+    chosen, total = format_of(listing.units[0].files[0]), 0
+    for unit in listing.units:
+        count = chosen.count(source, unit) if chosen else None
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def count_rows(config: DataConfig) -> int | None:
@@ -111,7 +116,7 @@ def count_rows(config: DataConfig) -> int | None:
     try:
         source = open_source(config)
         return rows_of(source, source.list())
-    except (DataError, StorageError):
+    except (ConfigError, DataError, StorageError):
         return None  # preparing says so
 
 
@@ -182,7 +187,3 @@ def _extent(sizes: list[tuple[int, int]]) -> str:
 def _counted(counts: dict[str, int]) -> str:
     shown = [f"{name} {count:,}" for name, count in list(counts.items())[:NAMES]]
     return ", ".join(shown) + (f" and {len(counts) - NAMES} more" if len(counts) > NAMES else "")
-
-
-def _amount(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

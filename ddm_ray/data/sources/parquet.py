@@ -2,15 +2,17 @@
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ddm_ray.data.sources import chunks
-from ddm_ray.data.sources.chunks import IMAGE_BYTES, UNREAD, Encoded, EncodedChunk, Unit, chunked
+from ddm_ray.data.sources.chunks import IMAGE_BYTES, UNREAD, Encoded, EncodedChunk, Listing, Unit, chunked
+from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import DataError
@@ -31,36 +33,62 @@ NAMES_BYTES = 2**22
 _BUFFER = 2**22
 
 
-def read(
-    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions, by_values: bool = True
-) -> Iterator[EncodedChunk]:
-    """The chunks of one file, read from its beginning.
+class Parquet(Format):
+    """See Format: of the Hugging Face layout, or any with a column of encoded images."""
 
-    Not `by_values`: they end by the footer alone, and row groups whose every row is skipped aren't read.
-    """
-    (path,), (size,) = unit.files, unit.sizes
-    files.check(path, size)
-    where = files.where(path)
-    with _as_data_error(where):
-        # Page by page through a buffer of fixed size: a row group may be larger than memory.
-        file = pq.ParquetFile(
-            files.open_anywhere(path), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
-        )
-    with file:
+    plural = "parquet files"
+    about = "parquet files: a column of encoded images, and one of labels, class names or captions"
+    extensions = frozenset({"parquet"})
+
+    def list(self, source: Collection, sizes: Mapping[str, int]) -> Listing:
+        """See Format; numbers mean the classes that the first file names: another one must agree when it is read."""
+        listing = super().list(source, sizes)
+        numbered = _named_numbers(source.files, listing.units[0], source.conditions)
+        return replace(listing, classes=numbered if source.conditions.counted else None, numbered=numbered)
+
+    def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
+        """See Format; a file is read from its beginning.
+
+        Not `by_values`: chunks end by the footer alone, and row groups whose every row is skipped aren't read.
+        """
+        files, conditions, (path,), (size,) = source.files, source.conditions, unit.files, unit.sizes
+        files.check(path, size)
+        where = files.where(path)
         with _as_data_error(where):
-            image, condition = _columns(file.schema_arrow, conditions, where)
-            named = _class_names(file.schema_arrow, condition)
-            if None not in (named, conditions.numbered) and named != conditions.numbered:
-                raise DataError(f"{where}: numbers its classes otherwise than the first file; make them agree")
-            _check_counts(file.metadata, where)
-            chunk_rows = min(chunk_rows, _rows_that_fill(file.metadata))
-        unread = () if by_values else skip
-        rows = _rows(file, path, where, (image, condition), chunk_rows, unread, conditions)
-        max_bytes = MORE_BY_VALUES * chunks.CHUNK_FILE_BYTES if by_values else math.inf
-        yield from chunked(rows, chunk_rows, skip, max_bytes)
+            # Page by page through a buffer of fixed size: a row group may be larger than memory.
+            file = pq.ParquetFile(
+                files.open_anywhere(path), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
+            )
+        with file:
+            with _as_data_error(where):
+                image, condition = _columns(file.schema_arrow, conditions, where)
+                named = _class_names(file.schema_arrow, condition)
+                if None not in (named, conditions.numbered) and named != conditions.numbered:
+                    raise DataError(f"{where}: numbers its classes otherwise than the first file; make them agree")
+                _check_counts(file.metadata, where)
+                chunk_rows = min(source.chunk_rows, _rows_that_fill(file.metadata))
+            unread = () if source.by_values else skip
+            rows = _rows(file, path, where, (image, condition), chunk_rows, unread, conditions)
+            max_bytes = MORE_BY_VALUES * chunks.CHUNK_FILE_BYTES if source.by_values else math.inf
+            yield from chunked(rows, chunk_rows, skip, max_bytes)
+
+    def count(self, source: Collection, unit: Unit) -> int:
+        """Rows of a file, by its footer. Raises DataError."""
+        where = source.files.where(unit.files[0])
+        with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
+            return int(pq.read_metadata(opened).num_rows)
+
+    def count_labels(self, source: Collection, unit: Unit) -> Mapping[int, int]:
+        """See Format; only the column of labels is read."""
+        where = source.files.where(unit.files[0])
+        with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
+            file = pq.ParquetFile(opened)
+            column = _columns(file.schema_arrow, source.conditions, where)[1]
+            counts = pc.value_counts(file.read([column])[column]).to_pylist()
+        return Counter({each["values"]: each["counts"] for each in counts})
 
 
-def named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str, ...] | None:
+def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str, ...] | None:
     """Names of the classes that numbers in a file stand for, if its schema says so; None: they are the run's labels.
 
     They are also where no class has a name that the run's have: the run calls them otherwise. Raises DataError if only
@@ -88,23 +116,6 @@ def named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str
             f" {some(without) or 'none'}; begin a run with its names, or with data.num_classes={len(named)}"
         )
     return named
-
-
-def row_count(files: Files, unit: Unit) -> int:
-    """Number of rows of a file, by its footer. Raises DataError."""
-    where = files.where(unit.files[0])
-    with _as_data_error(where), files.open_anywhere(unit.files[0]) as opened:
-        return int(pq.read_metadata(opened).num_rows)
-
-
-def label_counts(files: Files, unit: Unit, conditions: Conditions) -> Counter[int]:
-    """Number of rows of each label, a number, in a file. Raises DataError."""
-    where = files.where(unit.files[0])
-    with _as_data_error(where), files.open_anywhere(unit.files[0]) as opened:
-        file = pq.ParquetFile(opened)
-        column = _columns(file.schema_arrow, conditions, where)[1]
-        counts = pc.value_counts(file.read([column])[column]).to_pylist()
-    return Counter({each["values"]: each["counts"] for each in counts})
 
 
 def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:

@@ -11,8 +11,9 @@ from pyarrow import NativeFile
 from ddm_ray.data.images import EXTENSIONS, rejection
 from ddm_ray.data.reasons import CUT
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, chunked
+from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
-from ddm_ray.data.sources.files import Files, as_source_error
+from ddm_ray.data.sources.files import as_source_error
 from ddm_ray.storage.refusals import refusal
 
 TEXT_KEYS = ("caption", "text")
@@ -33,14 +34,20 @@ _PIECE = 2**18
 _ODD = (ValueError, OverflowError, KeyError, RecursionError)
 
 
-def read(
-    files: Files, unit: Unit, chunk_rows: int, skip: Container[int], conditions: Conditions
-) -> Iterator[EncodedChunk]:
-    """The chunks of one tar, in one pass over a stream of it. A tar that ends early ends in a row that says so."""
-    (path,), (size,) = unit.files, unit.sizes
-    files.check(path, size)
-    with as_source_error(files.where(path)), files.open(path) as stream:
-        yield from chunked(_rows(_Counted(stream), path, size, conditions), chunk_rows, skip)
+class WebDataset(Format):
+    """See Format. A tar is read in one pass over a stream of it; one that ends early ends in a row that says so."""
+
+    plural = "tars"
+    about = "WebDataset tars: of each sample an image, and its class or caption as .cls, .txt or .json"
+    extensions = frozenset({"tar"})
+
+    def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
+        """See Format."""
+        files, (path,), (size,) = source.files, unit.files, unit.sizes
+        files.check(path, size)
+        with as_source_error(files.where(path)), files.open(path) as stream:
+            rows = _rows(_Counted(stream), path, size, source.conditions)
+            yield from chunked(rows, source.chunk_rows, skip)
 
 
 class _Counted:

@@ -108,6 +108,7 @@ class API:
                 self._lacking,
                 self._condition if self._encode else None,
                 self._images if self._decode else None,
+                self._run.credit,
             )
         )
         routes = {str(getattr(route, "path", "")) for route in http.routes}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling.request import Call, ExpertCall
-from ddm_ray.sampling.state import Trajectories, require_finite
+from ddm_ray.sampling.state import Trajectories, require_finite_result
 from ddm_ray.sampling.trajectory import advance, needs, turned
 from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, joined_call
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
@@ -322,7 +322,7 @@ class BatchEngine:
             part.future.set_exception(outcome)
             return
         try:
-            require_finite(outcome.rows.x_BCHW)  # errors of the GPU itself surface here, too
+            require_finite_result(outcome.rows.x_BCHW)  # errors of the GPU itself surface here, too
         except Exception as error:
             part.future.set_exception(error)
         else:

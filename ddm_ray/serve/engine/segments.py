@@ -15,7 +15,7 @@ from torch import Tensor
 from ddm_ray.core.mixture import available_prior
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
-from ddm_ray.sampling.trajectory import noise
+from ddm_ray.sampling.trajectory import start_as_noise
 from ddm_ray.serve.engine.runner import AwayError, Runner, Segment
 
 
@@ -78,7 +78,10 @@ class SegmentSampler:
             if len(away) == self.info.num_experts:
                 away = gone  # the others may be back
             with torch.inference_mode():
-                rows, journey = noise(request, self._info_without(away), self._device), _Journey(self, deadline)
+                rows, journey = (
+                    start_as_noise(request, self._info_without(away), self._device),
+                    _Journey(self, deadline),
+                )
             try:
                 for number, stop in enumerate(stops):
                     rows = await journey.until(rows, stop)

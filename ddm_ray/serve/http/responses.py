@@ -32,7 +32,9 @@ def stretches(experts_S: list[int]) -> list[dict[str, int]]:
     return [{"expert": expert, "steps": len(list(group))} for expert, group in groupby(experts_S)]
 
 
-def model_entry(name: str, config: RunConfig, num_experts: int, defaults: SamplingSettings) -> dict[str, Any]:
+def model_entry(
+    name: str, config: RunConfig, credit: str | None, num_experts: int, defaults: SamplingSettings
+) -> dict[str, Any]:
     """OpenAI's model object, and beside it what a client may want to know before it asks for images.
 
     `classes`: names for a prompt, null where it is any text; `size` of images; `credit` for the pictures that it learnt
@@ -48,7 +50,7 @@ def model_entry(name: str, config: RunConfig, num_experts: int, defaults: Sampli
         "experts": [expert_name(expert) for expert in range(num_experts)],
         "classes": list(data.class_names) if data.text is None else None,
         "size": f"{width}x{height}",
-        "credit": data.credit,
+        "credit": credit,
         "defaults": defaults.model_dump(mode="json"),
     }
 

@@ -53,7 +53,9 @@ def http_app(service: Service) -> FastAPI:
     # FastAPI's pages of documentation load scripts from other servers, and its redirections aren't OpenAI's errors.
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     entries = {
-        name: model_entry(name, config, 0 if model.alone else model.sampler.info.num_experts, model.defaults)
+        name: model_entry(
+            name, config, service.credit, 0 if model.alone else model.sampler.info.num_experts, model.defaults
+        )
         for name, model in service.models.items()
     }
     http.exception_handler(RequestValidationError)(_malformed)

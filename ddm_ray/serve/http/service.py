@@ -42,7 +42,7 @@ class Service:
     """A run as the application serves it: its mixture, of its own name, and other `models` by theirs.
 
     `encode` returns the condition, one row, of a text, and the text's number of tokens; `decode` makes images of
-    latents; None: the run needs none. `lacking` names the deployments that have no replica.
+    latents; None: the run needs none. `lacking` names the deployments that have no replica. `credit`: see `Run.credit`.
     """
 
     config: RunConfig
@@ -51,6 +51,7 @@ class Service:
     lacking: Callable[[], Awaitable[list[str]]]
     encode: Callable[[str], Awaitable[tuple[Text, int]]] | None = None
     decode: Callable[[Tensor], Awaitable[Tensor]] | None = None
+    credit: str | None = None
 
     def model(self, name: str | None) -> ServedModel:
         """The model of this name, the mixture for None. Raises RequestError."""

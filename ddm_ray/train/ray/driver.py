@@ -1,4 +1,4 @@
-"""A process for each training, which runs Ray Train as a Ray job of its own: by its end Ray frees all that it held.
+"""A driver process for each training. It runs Ray Train as a Ray job, so that Ray frees its resources when it ends.
 
 The processes are forked from a server that loads libraries once for all trainings of a command.
 """
@@ -22,26 +22,26 @@ from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.patience import PATIENT
 from ddm_ray.storage.run import Run
 
-# How often a driver looks whether it has trained, or its server is gone.
+# Seconds between two looks of a driver: has the training ended, or its server?
 LOOK_SECONDS = 0.5
-# Limit on how long a driver may take to end, once it is asked to.
+# Seconds that a driver may take to end after a request to stop.
 STOP_SECONDS = 10.0
 
 _context = multiprocessing.get_context("forkserver")
 
 
 def start_fork_server() -> None:
-    """Start the server that drivers are forked from, which loads libraries in some seconds; doesn't wait for it."""
+    """Start the server that drivers are forked from, without waiting for the seconds in which it loads libraries."""
     _context.set_forkserver_preload(["ddm_ray.train.ray.preloaded"])
     forkserver.ensure_running()
 
 
 @dataclass(frozen=True)
 class TryResult:
-    """End of one try: the artifact is committed, where both fields are None.
+    """End of one try; with both fields None the artifact is committed.
 
-    `error`: why the launch tries no more. `lost`: why it is to try again; empty where nothing failed, but the cluster
-    had no room for the workers.
+    `error`: why the launch tries no more. `lost`: why it tries again; empty if nothing failed, but the cluster had no
+    room for the workers.
     """
 
     error: DDMError | None = None
@@ -51,7 +51,7 @@ class TryResult:
 class Driver:
     """The process that trains one launch's artifact on the Ray at `address`, until it is committed or given up.
 
-    It ends with this process, if not before. Where it, or its controller, is lost, another one tries again while the
+    It ends with this process at the latest. If it or its controller is lost, a new process tries again while the
     launch's failure budget lasts.
     """
 
@@ -69,7 +69,7 @@ class Driver:
         return self._process.sentinel
 
     def ended(self) -> bool:
-        """True once it tries no more."""
+        """True once the launch tries no more."""
         if self._over or self._process.is_alive():
             return self._over
         result = self._result()
@@ -86,11 +86,11 @@ class Driver:
         return self._over
 
     def error(self) -> DDMError | None:
-        """Why it ended; None if it has trained to the end, or was stopped."""
+        """The error that ended it; None if it has trained to the end, or was stopped."""
         return self._error
 
     def ask_to_stop(self) -> None:
-        """Have it end, and its workers with it; `stop` waits for that."""
+        """Ask it to end, and its workers with it; `stop` waits for that."""
         self._over = True
         self._link.close()
 
@@ -109,7 +109,7 @@ class Driver:
         return TryResult(lost="the process that drove it was killed, or crashed")
 
     def _started(self) -> tuple[ForkServerProcess, Connection]:
-        """A process that trains, and the link on which it sends its TryResult; closed, it ends."""
+        """A process that trains, and the link on which it sends its TryResult. It ends when the link is closed."""
         self._tries += 1
         link, own = _context.Pipe()
         process = _context.Process(target=_drive, args=(self._job, dict(os.environ), own), daemon=True)
@@ -119,24 +119,24 @@ class Driver:
 
 
 def _drive(job: tuple[str, str, Launch, TrainPlacement], variables: Mapping[str, str], link: Connection) -> None:
-    """Try once, in the driver's process; end early where the link is closed, also by the death of the command."""
+    """Try once, in the driver's process; end early if the link is closed, also by the death of the command."""
     os.setsid()
     os.environ.clear()
     os.environ.update(variables)
-    # What is to be known is on storage; Ray would print its guesses about each lost worker.
+    # Ray would print its guesses about each lost worker; the real reasons are on storage.
     with Path(os.devnull).open("wb") as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
     from ddm_ray.ray_session import ray_job
     from ddm_ray.train.ray.fit import trainer
-    from ddm_ray.train.ray.recovery import cancel_reservation, reason
+    from ddm_ray.train.ray.recovery import cancel_reservation, reason_of_loss
     from ddm_ray.train.ray.world import job_environment
 
     (address, run_url, launch, placement), server = job, os.getppid()
     results = list[TryResult]()
     try:
         with ray_job(address, job_environment(placement)):
-            # Signals to the command and to all below it, as `ray job stop` sends them, are for the command alone.
+            # `ray job stop` signals the command and all below it; the command alone acts on that, and closes the link.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             training = trainer(Run.open(run_url, PATIENT), launch, placement)
             trying = threading.Thread(target=lambda: results.append(_fit(training)), daemon=True)
@@ -144,11 +144,11 @@ def _drive(job: tuple[str, str, Launch, TrainPlacement], variables: Mapping[str,
             while trying.is_alive():
                 if link.poll(LOOK_SECONDS) or os.getppid() != server:
                     cancel_reservation(training)
-                    os.kill(os.getpid(), signal.SIGKILL)  # Ray can't be left while a thread waits for it
+                    os.kill(os.getpid(), signal.SIGKILL)  # a normal exit would wait for the thread that waits for Ray
     except DDMError as error:
         results.append(TryResult(error))
     except Exception as error:
-        results.append(TryResult(GaveUp(f"training can't begin: {reason(error)}")))
+        results.append(TryResult(GaveUp(f"training can't begin: {reason_of_loss(error)}")))
     link.send(results[0])
 
 
@@ -157,7 +157,7 @@ def _fit(training: Any) -> TryResult:
     import ray
     from ray.train import ControllerError
 
-    from ddm_ray.train.ray.recovery import cancel_reservation, found_no_room, reason
+    from ddm_ray.train.ray.recovery import cancel_reservation, found_no_room, reason_of_loss
 
     try:
         training.fit()
@@ -165,8 +165,8 @@ def _fit(training: Any) -> TryResult:
         cancel_reservation(training)
         refusal = getattr(error, "controller_failure", None)
         if isinstance(refusal, DDMError):
-            return TryResult(refusal)  # given up, or left to others
-        return TryResult(lost="" if found_no_room(error) else reason(error))
+            return TryResult(refusal)  # given up, or left to another launch
+        return TryResult(lost="" if found_no_room(error) else reason_of_loss(error))
     except Exception as error:
-        return TryResult(GaveUp(f"training stopped: {reason(error)}"))
+        return TryResult(GaveUp(f"training stopped: {reason_of_loss(error)}"))
     return TryResult()

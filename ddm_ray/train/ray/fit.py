@@ -19,14 +19,14 @@ from ddm_ray.storage.launches import FailureBudget, Launch
 from ddm_ray.storage.patience import PATIENT
 from ddm_ray.storage.run import Run
 from ddm_ray.storage.store import Store
-from ddm_ray.train.consensus import backend
+from ddm_ray.train.ranks import backend
 from ddm_ray.train.ray.leaving import LeaveNotice, WorkerDrained
-from ddm_ray.train.ray.recovery import innermost, reason
+from ddm_ray.train.ray.recovery import innermost, reason_of_loss
 from ddm_ray.train.ray.world import COLLECTIVE_SECONDS, alone
 
 
 class FailureBudgetCallback(ray.train.UserCallback):
-    """Spends the launch's failure budget on losses of workers that nobody announced."""
+    """Spends the launch's failure budget on losses of workers without notice."""
 
     def __init__(self, budget: FailureBudget):
         self._budget = budget
@@ -34,8 +34,8 @@ class FailureBudgetCallback(ray.train.UserCallback):
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Called by the controller for each loss of workers.
 
-        Raises what ends the controller: an error that trying again won't mend, Superseded by another launch and Stopped
-        among them; GaveUp once there were too many, or StorageError if storage can't be made to say so.
+        Raises the error that ends the controller: one that a new try won't mend, also Superseded by another launch and
+        Stopped; GaveUp after too many losses; StorageError if the loss can't be recorded.
         """
         errors = list(worker_exceptions.values())
         causes = [innermost(error) for error in errors]
@@ -44,9 +44,9 @@ class FailureBudgetCallback(ray.train.UserCallback):
         for cause in causes:
             if _ends_the_launch(cause):
                 raise cause
-        # Where one was killed, the others only lost their connection to it.
+        # If one worker was killed, the errors of the others are only lost connections to it.
         killed = [error for error in errors if isinstance(innermost(error), RayActorError)]
-        text = reason([*killed, *errors][0])
+        text = reason_of_loss([*killed, *errors][0])
         if self._budget.spend(text):
             raise self._budget.refusal or GaveUp(text)
 
@@ -75,7 +75,7 @@ def trainer(run: Run, launch: Launch, placement: TrainPlacement) -> JobTrainer:
     """The trainer of one launch on the connected Ray. Its `fit` returns once the artifact is committed.
 
     `fit` raises WorkerGroupError or ControllerError, which hold the first error, and RayActorError if its controller
-    was killed. A record on storage says when the launch gives up.
+    was killed. A launch that gives up records that on storage.
     """
     filesystem, path = run.store.filesystem(f"{launch.prefix}/ray")
     workers = placement.workers
@@ -92,12 +92,12 @@ def trainer(run: Run, launch: Launch, placement: TrainPlacement) -> JobTrainer:
             resources_per_worker=placement.resources_per_worker,
         ),
         run_config=train.RunConfig(
-            # A name used twice would silently continue the old one; what counts is in our own attempts.
+            # With a name used before Ray would silently continue that run; states are in our own attempts.
             name=uuid.uuid4().hex[:12],
             storage_path=path,
             storage_filesystem=filesystem,
             failure_config=train.FailureConfig(
-                max_failures=-1,  # the budget says when it is enough
+                max_failures=-1,  # FailureBudgetCallback ends the training
                 # Workers that are lost while they start keep their placement group, until the job ends.
                 controller_failure_limit=0,
                 max_preemption_failures=-1,
@@ -129,7 +129,7 @@ def _worker(config: dict[str, Any]) -> None:
     except DDMError as error:
         if error.passes:
             raise
-        # An attempt notes its own error; before there is one, trying again won't mend it.
+        # An attempt notes its own error. Without an attempt the launch has to record it.
         number = max(claimed(store, artifact), default=0)
         if number == before or not Attempt(store, artifact, number).failure():
             _give_up(store, launch, error)
@@ -137,6 +137,6 @@ def _worker(config: dict[str, Any]) -> None:
 
 
 def _give_up(store: Store, launch: Launch, error: DDMError) -> None:
-    """Record that the launch has given up; what a full disk won't hold, the controller hears by the error itself."""
+    """Record that the launch has given up; if a full disk refuses that, the controller still gets the error itself."""
     with suppress(StorageError):
         launch.give_up(store, error)

@@ -1,4 +1,4 @@
-"""Many training jobs, as many at once as there is room for, each with a Ray Train of its own, watched on storage."""
+"""Many training jobs: as many at once as Ray has room for, each in a driver process, watched on storage."""
 
 import sys
 import time
@@ -22,14 +22,14 @@ from ddm_ray.submitted import submitted_job
 from ddm_ray.train.ray.driver import Driver
 from ddm_ray.train.ray.room import amounts, has_places, has_room, lack, room
 
-# After how long a job that no worker has begun is said to wait for room; a start takes less.
+# Seconds after which a job without a worker is reported as waiting for room; a start takes less.
 ROOM_SECONDS = 45.0
 
 
 class TrainingsFailed(TrainingError):
-    """Some of several trainings failed, each for its own of the `errors`; the others are finished.
+    """Some of several trainings failed, each with its error in `errors`; the others are finished.
 
-    It passes if all of them do.
+    It passes if all of these errors do.
     """
 
     def __init__(self, errors: Mapping[Artifact, DDMError], number: int):
@@ -51,15 +51,15 @@ def train_all(
 ) -> None:
     """Train several artifacts of a run, as many at once as Ray has room for; returns when all are committed.
 
-    The others are queued in this order, each until those that it is made from are finished. Each has a `placement` of
-    its own where they are given by artifact. `starting` is called with each that begins, `watch` with the statuses of
-    those that have begun, twice a second at first and each five seconds where nothing changes; `lost` for each attempt
-    that loses workers, which is said on stderr. `launch` is that of the only artifact, where one has begun; else each
-    begins its own, on the `island` of that name.
+    The others are queued in this order, each until the artifacts that it is made from are finished. `placement` is one
+    for all, or one for each artifact. `starting` is called with each artifact that begins; `watch` with the statuses of
+    those that have begun, twice a second at first and each five seconds if nothing changes; `lost` for each attempt
+    that loses workers, which is also printed on stderr. `launch` is the launch of a single artifact, if it has begun
+    already; otherwise each artifact gets one, on the `island` of that name.
 
-    One that gives up doesn't end the others: in the end the only artifact's error is raised, or TrainingsFailed. Raises
-    RayError if the Ray cluster hasn't what a placement asks for, unless it `may_grow`: then that is said, and waited
-    for.
+    An artifact that gives up doesn't end the others: at the end the single artifact's error is raised, or
+    TrainingsFailed. Raises RayError if the Ray cluster lacks resources of a placement; if it `may_grow`, a warning is
+    printed, and nodes are waited for.
     """
     unfinished = [artifact for artifact in artifacts if not run.finished(artifact)]
     placements = {each: placement if isinstance(placement, TrainPlacement) else placement[each] for each in unfinished}
@@ -68,7 +68,7 @@ def train_all(
             text = f"warning: {lacking}; waiting for nodes. If none will come: Ctrl-C, and change islands.yaml"
             print(text, file=sys.stderr)
     files = list_jobs(run.store, artifacts)
-    # The id that Ray's commands take; a private Ray's is of no use to anybody.
+    # The id for Ray's commands; that of a job on a private Ray is of no use.
     cluster_job = submitted_job() or (ray.get_runtime_context().get_job_id() if may_grow else "")
     launches = {each: launch or Launch(each, island=island) for each in unfinished}
     launches = {each: replace(begun, job=begun.job or cluster_job) for each, begun in launches.items()}
@@ -113,10 +113,10 @@ def train_all(
             text = f"{len(running)} of {len(unfinished)} trainings at a time: one asks for {workers} x"
             print(f"{text} ({amounts(asked)}), Ray has {amounts(ray.cluster_resources(), asked)}", file=sys.stderr)
         while queue or running:
-            if not running:  # what was waited for has failed
+            if not running:  # the artifacts that the others waited for have failed
                 start_next()
                 continue
-            # A driver that ends is heard of at once; storage is asked for all else.
+            # The end of a driver wakes this loop at once; all other news is on storage.
             connection.wait([job.driver.sentinel for job in running], observer.pause(time.monotonic()))
             ended = [job for job in running if job.driver.ended()]
             try:
@@ -139,7 +139,7 @@ def train_all(
                     watch([each for each in _as_begun(statuses, running, files) if each.artifact not in queued])
                 away = False
             except StorageError as error:
-                # What is away from here may be there for those who train.
+                # Storage that is away from here may be there for the workers.
                 if len(ended) == len(running):
                     raise
                 if not away:
@@ -163,7 +163,7 @@ def train_all(
 
 
 class _Job:
-    """One artifact that is to be trained, or is. `noted`: its launch is, by the caller; else it is once it starts."""
+    """One artifact in the queue or in training. `noted`: the caller has noted its launch; otherwise `start` does."""
 
     def __init__(self, run: Run, launch: Launch, placement: TrainPlacement, files: JobFiles, noted: bool):
         self.run, self.artifact, self.placement = run, launch.artifact, placement
@@ -172,7 +172,7 @@ class _Job:
         self._began: float | None = None
 
     def start(self) -> Driver:
-        """Begin, in a driver of its own. Raises MissingArtifact, Stopped, StorageError."""
+        """Start its driver. Raises MissingArtifact, Stopped, StorageError."""
         for needed in self.run.inputs(self.artifact):
             self.run.require(needed)
         if not self._noted:
@@ -183,36 +183,36 @@ class _Job:
         return self.driver
 
     def end(self, error: BaseException | None) -> None:
-        """Note how it ended, where it has noted that it began."""
+        """Note how it ended, if `start` noted that it began."""
         self._stack.__exit__(type(error) if error else None, error, None)
 
     def error(self, files: Mapping[Artifact, JobFiles], ended: bool) -> DDMError | None:
-        """Why the launch goes no further: as was noted on storage, or as its driver says; None: it does, or is done."""
+        """The error that ended the launch, by a note on storage or by its driver; None if it goes on or is finished."""
         if files[self.artifact].committed:
             try:
                 self.run.finished(self.artifact)
             except StorageError:
                 raise
-            except DDMError as error:  # committed as another run's
+            except DDMError as error:  # another run has committed it
                 return error
             return None
         return self._reader.error(files[self.artifact]) or (self._reason() if ended else None)
 
     def losses(self, files: Mapping[Artifact, JobFiles]) -> list[str]:
-        """Lines on losses of workers that weren't told before: why, and from where the next attempt goes on."""
+        """Lines on new losses of workers: the reason, and the state that the next attempt goes on from."""
         job = files[self.artifact]
         step = f"step {job.saved[1]}, the last one saved" if job.saved[1] else "the beginning: no state was saved"
         lines = self._reader.losses(job)
         return [f"{self.artifact}: an attempt was lost: {why}; the next goes on from {step}" for why in lines]
 
     def has_begun(self, files: Mapping[Artifact, JobFiles]) -> bool:
-        """True once an attempt of this launch is there."""
+        """True once this launch has an attempt."""
         return bool(self._reader.attempts(files[self.artifact]))
 
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
-        """Say once, after ROOM_SECONDS without a worker or a place for it, what the job asks for and what is free.
+        """Warn once, after ROOM_SECONDS without a worker or a place for it, with the resources asked for and free.
 
-        On a small machine workers that have their places take as long to load their libraries.
+        A worker that has its place isn't warned of: on a small machine its imports may take as long.
         """
         if self._began is None or time.monotonic() - self._began < ROOM_SECONDS:
             return
@@ -221,7 +221,7 @@ class _Job:
             print(f"warning: {self.artifact}: no worker has begun yet; {room(self.placement)}", file=sys.stderr)
 
     def _reason(self) -> DDMError | None:
-        """Why its driver ended without having committed. Raises RayError for a Ray that it lost."""
+        """The error of a driver that ended before the artifact was committed. Raises RayError if it lost its Ray."""
         if self.run.finished(self.artifact):
             return None
         error = self.driver.error()
@@ -231,6 +231,6 @@ class _Job:
 
 
 def _as_begun(statuses: Sequence[Status], running: list[_Job], files: Mapping[Artifact, JobFiles]) -> list[Status]:
-    """The statuses, but for what an older command's attempts left: that isn't what became of these jobs."""
+    """The statuses, with jobs that have no attempt of their own launch as waiting: older attempts don't count."""
     before = {job.artifact for job in running if not job.has_begun(files)}
     return [replace(each, state="waiting", job=None) if each.artifact in before else each for each in statuses]

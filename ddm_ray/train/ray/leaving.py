@@ -1,4 +1,4 @@
-"""Notices that a worker is to save a state and leave: a node goes, or there is room for one more worker."""
+"""Notices that a worker has to save a state and leave: its node goes, or there is room for one more worker."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ from ddm_ray.storage.attempts import Attempt, claimed
 from ddm_ray.storage.launches import Launch
 from ddm_ray.storage.store import Store
 
-# How often all ranks ask whether a node is to be taken away.
+# Seconds between two questions of each rank to Ray: is a node about to go?
 NOTICE_SECONDS = 2.0
-# How often rank 0 looks for room. It must find some twice in a row, since Ray's elastic policy, which then picks the
-# number of workers, looks at the nodes each 20 s.
+# Seconds between two looks of rank 0 for room. It has to find room twice in a row, since Ray's elastic policy, which
+# then chooses the number of workers, looks at the nodes each 20 s.
 ROOM_SECONDS = 25.0
 MAX_DOUBLINGS = 6
-# Limit on how long Ray may take to find a node for one more worker that seems to have room.
+# Seconds that Ray may take to place one more worker where room seems to be.
 PLACING_SECONDS = 5.0
 
 
@@ -27,10 +27,10 @@ class WorkerDrained(Exception):
 
 
 class LeaveNotice:
-    """Says, when called by the training loop at each step, whether this worker is to save a state and leave.
+    """Says at each step of the training loop whether this worker has to save a state and leave.
 
-    A call costs microseconds and waits for nothing; ranks may hear it at different steps and have to agree. Ray is
-    asked by a thread: `ray.train.get_preemption_info` waits until all ranks have called it.
+    A call costs microseconds and waits for nothing. Ranks may get the notice at different steps, so that they have to
+    agree. A thread asks Ray: `ray.train.get_preemption_info` waits until all ranks have called it.
     """
 
     def __init__(self, store: Store, launch: Launch, placement: TrainPlacement):
@@ -38,7 +38,7 @@ class LeaveNotice:
         context = ray.train.get_context()
         size = context.get_world_size()
         self._may_grow = context.get_world_rank() == 0 and size < placement.workers.max
-        # Ray may give the room to another job, so each start with no more workers than before doubles the wait.
+        # Ray may give the room to another job: each start with no more workers than before doubles the pause.
         self._pause = ROOM_SECONDS * 2 ** starts_of_size(store, launch, size) if self._may_grow else 0.0
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -73,11 +73,11 @@ def has_room_for_one_more(asked: dict[str, float]) -> bool:
     try:
         free = ray.available_resources()
         if any(free.get(name, 0.0) < amount - 1e-6 for name, amount in asked.items()):
-            return False  # asking for what isn't there would have an autoscaler start nodes
+            return False  # a placement group for missing resources would make an autoscaler start nodes
         group = placement_group([asked])
         try:
             return group.wait(PLACING_SECONDS)
         finally:
             remove_placement_group(group)
-    except Exception:  # whatever a busy GCS answers: the next look may tell
+    except Exception:  # a busy GCS may answer anything: the next look counts
         return False

@@ -1,4 +1,4 @@
-"""Libraries that a driver loads, for the server that drivers are forked from, which heeds no SIGTERM: its command does.
+"""Libraries of a driver, loaded by the server that drivers are forked from. It ignores SIGTERM: its command ends it.
 
 Ray Train and Ray Data aren't among them: once they are loaded, Ray has drawn random numbers, and all drivers that are
 forked then go on with the same ones. Two objects with one id end the second driver.

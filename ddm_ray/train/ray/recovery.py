@@ -1,4 +1,4 @@
-"""Losses of workers and controllers: what Ray says of one, and what it keeps reserved for one that is gone."""
+"""Losses of workers and controllers: the reason in Ray's errors, and the reservation of a controller that is gone."""
 
 import re
 from contextlib import suppress
@@ -10,12 +10,12 @@ from ray.train.torch import TorchTrainer
 from ddm_ray.ray_internals import COORDINATOR_NAME
 from ddm_ray.spelling import one_line
 
-# What Ray knows of a worker that is gone: `Worker IP address: 10.0.0.7 Worker port: 40001 Worker PID: 4711`.
+# A lost worker in the text of Ray's errors: `Worker IP address: 10.0.0.7 Worker port: 40001 Worker PID: 4711`.
 _WHERE = re.compile(r"Worker (IP|PID)(?: address)?: ([\w.:]+)")
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The error that a worker raised, of what Ray made of it."""
+    """The error that a worker raised, inside the errors that Ray wraps it in."""
     while True:
         failures = getattr(error, "worker_failures", None) or {}
         inner = next(iter(failures.values()), None) or getattr(error, "health_check_failure", None)
@@ -25,12 +25,12 @@ def innermost(error: BaseException) -> BaseException:
         error = inner
 
 
-def reason(error: BaseException) -> str:
-    """The innermost error's text as one line of moderate length; of Ray's guesses about a lost process the fact."""
+def reason_of_loss(error: BaseException) -> str:
+    """The innermost error as one line of moderate length; of a lost process the facts, without Ray's guesses."""
     cause = innermost(error)
     if isinstance(cause, RayActorError) and "SYSTEM_ERROR" in str(cause):
-        who = _WHERE.findall(str(cause))
-        of = f" ({', '.join(f'{name.lower()} {value}' for name, value in who)})" if who else ""
+        where = _WHERE.findall(str(cause))
+        of = f" ({', '.join(f'{name.lower()} {value}' for name, value in where)})" if where else ""
         return f"a worker's process{of} was killed from outside, by hand or for want of memory, or it crashed"
     if isinstance(cause, ActorUnavailableError):
         return "a worker can't be reached: its node or the network is gone"
@@ -40,12 +40,12 @@ def reason(error: BaseException) -> str:
 
 
 def found_no_room(error: BaseException) -> bool:
-    """True for a controller that ended since the cluster had no room for its workers for too long."""
+    """True for a controller that ended because the cluster had no room for its workers for too long."""
     return type(getattr(error, "controller_failure", None)).__name__ == "WorkerGroupStartupTimeoutError"
 
 
 def cancel_reservation(training: TorchTrainer) -> None:
-    """Cancel what a killed controller has reserved, which Ray would keep from elastic trainings for 180 s."""
-    with suppress(Exception):  # a courtesy to others: Ray may be gone, or nothing reserved yet
+    """Cancel the reservation of a killed controller, which Ray would keep from elastic trainings for 180 s."""
+    with suppress(Exception):  # other trainings only wait longer: Ray may be gone, or nothing reserved yet
         coordinator = ray.get_actor(COORDINATOR_NAME, namespace=COORDINATOR_NAME)
         ray.get(coordinator.cancel_request.remote(f"train-{training.train_run_context.run_id}"), timeout=5)

@@ -1,4 +1,4 @@
-"""Room for training jobs in the connected Ray cluster: what they ask for, what is free, and what it lacks."""
+"""Room for training jobs in the connected Ray cluster: resources asked for, free ones, and missing ones."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -25,23 +25,6 @@ def room(placement: TrainPlacement) -> str:
     return f"it asks for {placement.workers.min} x ({amounts(asked)}), free are {amounts(free, asked)}"
 
 
-def is_full(placement: TrainPlacement) -> bool:
-    """True if others hold what the placement asks for: the cluster has enough of it, too little is free, no node comes.
-
-    False where workers that ask for the same have their places: they may be its own. False, too, where enough is free
-    in all but on no node; and where the cluster can't be asked.
-    """
-    try:
-        free = ray.available_resources()
-        least = {name: placement.workers.min * amount for name, amount in placement.asked.items()}
-        short = any(free.get(name, 0) < amount - 1e-6 for name, amount in least.items())
-        if not short or grows([node for node in ray.nodes() if node["Alive"]]) or has_places(placement):
-            return False
-        return lack(placement, may_grow=True) is None
-    except Exception:  # whatever a busy GCS answers, or nodes that are away: the next look may tell
-        return False
-
-
 def has_places(placement: TrainPlacement) -> bool:
     """True if the cluster has a placement group of workers like these: theirs, as they start, or others'."""
     groups = placement_group_table().values()
@@ -52,9 +35,9 @@ def has_places(placement: TrainPlacement) -> bool:
 
 
 def grows(nodes: list[dict[str, Any]]) -> bool:
-    """True if a cluster of these machines is one whose machines come when they are asked for.
+    """True if an autoscaler adds machines to a cluster of these nodes.
 
-    Ray labels those that an autoscaler started, most of them at least; else a head alone without a CPU awaits others.
+    Ray labels most nodes that an autoscaler started. Without a label, a head alone without a CPU waits for nodes.
     """
     labelled = any(NODE_GROUP in node.get("Labels", {}) for node in nodes)
     return labelled or not any(node["Resources"].get(name) for node in nodes for name in ("CPU", "GPU"))
@@ -66,7 +49,7 @@ def places_on(node: dict[str, Any], placement: TrainPlacement) -> int:
 
 
 def shortage(placement: TrainPlacement) -> str:
-    """Words on what the cluster lacks of the placement, and the remedy; none, too, where nodes come on demand."""
+    """Text on resources that the cluster lacks, and the remedy; empty if it lacks none, or if nodes come on demand."""
     if grows([node for node in ray.nodes() if node["Alive"]]):
         return ""
     try:
@@ -84,10 +67,10 @@ def amounts(resources: Mapping[str, float], names: Collection[str] | None = None
 
 
 def lack(placement: TrainPlacement, may_grow: bool) -> str | None:
-    """Text on what the Ray cluster lacks of the placement now; Ray itself would wait for ever, without a word.
+    """Text on resources of the placement that the Ray cluster lacks now; Ray itself would wait for ever in silence.
 
-    RayError if it isn't to be waited for; RayAway for a custom resource that no node has: its nodes are still to come
-    back, or more likely its name is wrong.
+    RayError unless nodes may still come (`may_grow`); RayAway for a custom resource that no node has: its nodes may
+    come back, but more likely its name is wrong.
     """
     least = placement.workers.min
     asked = placement.asked

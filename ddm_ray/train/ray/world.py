@@ -1,20 +1,20 @@
-"""The torch.distributed world of Ray Train's workers: what TorchConfig leaves to the environment of each worker."""
+"""The torch.distributed world of Ray Train's workers: settings that TorchConfig leaves to each worker's environment."""
 
 import os
 from typing import Any
 
 from ddm_ray.placement import TrainPlacement
 
-# Longer than any rank may save or load: the watchdog ends a rank that hangs at its work.
+# Longer than any rank saves or loads; a rank that hangs in a step is ended by its watchdog long before.
 COLLECTIVE_SECONDS = 1800
 
 
 def job_environment(placement: TrainPlacement) -> dict[str, Any]:
     """The runtime environment of a training's Ray job, which its controller and its workers inherit."""
     variables = {
-        # Time for a placement group to find its nodes; 60 s by default. An elastic one may count on a node just lost.
+        # Time for a placement group to find its nodes; 60 s by default. An elastic one may wait for a node just lost.
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20" if placement.workers.elastic else "600",
-        # Time for ranks to take leave of each other; 30 s by default. Next to one that was lost they never do.
+        # Time for ranks to close their connections; 30 s by default. With a lost rank they never do.
         "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "2",
     }
     if not placement.use_gpu:
@@ -23,9 +23,9 @@ def job_environment(placement: TrainPlacement) -> dict[str, Any]:
 
 
 def choose_interface() -> None:
-    """Have gloo talk by the network interface at which Ray knows this node; called in each process as it begins.
+    """Have gloo use the network interface at which Ray knows this node; called at the start of each process.
 
-    By itself gloo takes the one that the host's own name stands for, which other nodes may not reach.
+    By default gloo uses the interface of the host's own name, which other nodes may not reach.
     """
     import ray
 
@@ -38,14 +38,14 @@ def choose_interface() -> None:
 
 
 def alone(use_gpu: bool) -> None:
-    """Have a world of one meet in this process, and gloo listen on this machine alone.
+    """Have a world of one meet in this process, with gloo listening on this machine alone.
 
-    TorchConfig's store listens on all addresses, and anybody could write to it.
+    TorchConfig's store listens on all addresses, so that any machine could write to it.
     """
     import torch.distributed as dist
 
     from ddm_ray.ray_session import interface_of
-    from ddm_ray.train.consensus import backend
+    from ddm_ray.train.ranks import backend
 
     if dist.get_world_size() > 1:
         return

@@ -13,7 +13,7 @@ from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import prepare
-from ddm_ray.data.sources.builtin import draw
+from ddm_ray.data.sources.shapes import draw
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.storage.graph import ROWS
 from ddm_ray.storage.manifest import Manifest

@@ -4,48 +4,47 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.config import load_recipe
-from ddm_ray.config.data import CREDITS, TWEMOJI
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.data.sources import SETS
-from ddm_ray.data.sources.packaged import EMOJI
 from ddm_ray.evaluate.report import sentences
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.sampling.card import model_card
 from ddm_ray.serve.http.responses import model_entry
-from ddm_ray.storage.graph import REPORT
+from ddm_ray.storage.graph import REPORT, ROWS
+from ddm_ray.storage.manifest import NAME
+from ddm_ray.storage.run import Run
 from tests.data.rows import commit_rows
 from tests.random_run import make_run
 
+CREDIT = "Pictures by Ada, CC BY 4.0."
 
-@pytest.mark.parametrize(
-    ("source", "credit"),
-    [
-        ("emoji", TWEMOJI),
-        ("domains:500", TWEMOJI),
-        ("patches:50", "China by danielbuechele and flower by vultilion, CC BY 2.0"),
-        ("digits", None),
-    ],
-)
-def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, source: str, credit: str | None) -> None:
-    settings = (f"data.source={source}", "evaluate={num_samples: 8, strategies: [once]}", "sample.steps=2")
+
+@pytest.mark.parametrize("credit", [CREDIT, None])
+def test_whoever_shows_samples_credits_the_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, credit: str | None
+) -> None:
+    monkeypatch.setattr(Run, "credit", credit)
+    settings = ("evaluate={num_samples: 8, strategies: [once]}", "sample.steps=2")
     run = make_run(str(tmp_path / "run"), num_rows=60, settings=settings)
     evaluate(run, "one")
     shown = {
         "card": model_card(run, "monolith"),
         "evaluation": " ".join(sentences(read_metrics(run, "one"))),
-        "server": str(model_entry("emoji", run.config, 2, run.config.sample)["credit"]),
+        "server": str(model_entry("emoji", run.config, run.credit, 2, run.config.sample)["credit"]),
     }
-    assert {name for name, text in shown.items() if (credit or "CC BY") in text} == (set(shown) if credit else set())
+    assert {name for name, text in shown.items() if CREDIT in text} == (set(shown) if credit else set())
 
 
-def test_the_report_of_a_partition_credits_the_pictures(tmp_path: Path) -> None:
-    run = commit_rows(str(tmp_path / "run"), ("data.source=emoji", "data.num_classes=9"))
+def test_rows_and_the_report_of_their_partition_have_the_credit_of_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a source without one have the bytes that they had before there were any."""
+    settings = ("data.source=shapes:60", "data.num_classes=12", "embedder.dim=2", "partition.num_fine=2")
+    without = commit_rows(str(tmp_path / "without"), settings)
+    assert without.credit is None and b"credit" not in without.store.read(f"{ROWS}/{NAME}")
+    monkeypatch.setattr("ddm_ray.data.sources.shapes.Shapes.credit", CREDIT)
+    run = commit_rows(str(tmp_path / "run"), settings)
+    assert run.credit == CREDIT
     partition(run)
-    assert TWEMOJI in run.read(REPORT, "report.html").decode()
-
-
-def test_every_packaged_source_has_a_credit() -> None:
-    for name in (EMOJI, *SETS):
-        assert load_recipe("tiny", (f"data.source={name}",)).data.credit == CREDITS[name]
-    assert load_recipe("tiny", ("data.source=/photos/emoji",)).data.credit is None
+    assert CREDIT in run.read(REPORT, "report.html").decode()
+    monkeypatch.undo()
+    assert Run.open(run.url).credit == CREDIT, "also where the source isn't installed"

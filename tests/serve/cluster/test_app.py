@@ -22,7 +22,7 @@ from ddm_ray.errors import RunError, SamplingError, ServeError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import ExpertCall, SampleRequest
-from ddm_ray.sampling.run_models import load_model, mixture_info
+from ddm_ray.sampling.run_models import load_trained, mixture_info
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.cluster.addresses import is_loopback
 from ddm_ray.serve.cluster.app import build_app
@@ -211,7 +211,7 @@ def some_call() -> ExpertCall:
 def test_velocity_is_the_models_own(tiny_run: Run) -> None:
     asked = some_call()
     with torch.inference_mode():
-        right = load_model(tiny_run, Artifact("experts/001"))(asked.x_BCHW, asked.t_B, asked.condition)
+        right = load_trained(tiny_run, Artifact("experts/001"))(asked.x_BCHW, asked.t_B, asked.condition)
     assert torch.allclose(velocity(tiny_run, asked), right, atol=1e-6)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ddm_ray.sampling.packing import pack_call
 from ddm_ray.sampling.request import ExpertCall
-from ddm_ray.sampling.run_models import load_model
+from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.serve.cluster import expert_replica
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica
 from ddm_ray.serve.cluster.velocities import Endpoint, VelocityClient
@@ -39,7 +39,7 @@ def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_over_a_link_comes_the_experts_own_velocity(tiny_run: Run) -> None:
     with torch.inference_mode():
-        right = load_model(tiny_run, expert(1))(CALL.x_BCHW, CALL.t_B, CALL.condition)
+        right = load_trained(tiny_run, expert(1))(CALL.x_BCHW, CALL.t_B, CALL.condition)
 
     async def work(replica: ExpertReplica) -> None:
         pair, endpoints = Versions(tiny_run).newest().pair(1), set[Endpoint]()

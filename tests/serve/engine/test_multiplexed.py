@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddm_ray.errors import ServeError
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.places import Place
+from ddm_ray.sampling.device_slots import DeviceSlot
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.local_runner import LocalRunner
@@ -23,8 +23,8 @@ from ddm_ray.serve.engine.scheduler import OverloadedError
 from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
 from ddm_ray.serve.http.meters import Meters
 from tests.pretend_streams import pretended
+from tests.sampling.test_device_slots import EXPERTS, INFO, K, offloaded, request, router
 from tests.sampling.test_joined_rows import requests
-from tests.sampling.test_places import EXPERTS, INFO, K, offloaded, request, router
 from tests.serve.engine.test_batch_engine import Clock
 
 GREY = 1 / 127.5
@@ -123,17 +123,17 @@ def test_a_velocity_on_a_gpu_waits_for_nothing_whoever_computes(strategy: str) -
 
 
 def test_a_fetch_that_fails_ends_those_that_need_that_expert(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines, fetch = multiplexer(), Place.fetch
+    engines, fetch = multiplexer(), DeviceSlot.fetch
     asked = [one(seed) for seed in range(20)] + [one(seed, "full") for seed in range(20, 22)]
     broken = engines._experts._blocks[2]
 
-    def failing(place: Place, form: int, source: Tensor) -> object:
+    def failing(place: DeviceSlot, form: int, source: Tensor) -> object:
         if source is broken:
             raise RuntimeError("CUDA error")
         return fetch(place, form, source)
 
     with monkeypatch.context() as patch, running(engines) as sampler:
-        patch.setattr(Place, "fetch", failing)
+        patch.setattr(DeviceSlot, "fetch", failing)
         results = sampled(sampler, asked)
         for each, result in zip(asked, results, strict=True):
             right = driver.sample(each, INFO, EXPERTS, router)
@@ -208,7 +208,7 @@ def test_what_it_counts_is_told() -> None:
     values = {
         line.partition(" ")[0]: float(line.partition(" ")[2]) for line in page.splitlines() if not line.startswith("#")
     }
-    # Five experts in two places: the first velocity brings all, each of the others three.
+    # Five experts in two slots: the first velocity brings all, each of the others three.
     assert sum(values[f'ddm_swaps_total{{expert="expert-{k:03d}"}}'] for k in range(K)) == 5 + 3 * 3
     assert all(values[f'ddm_swap_wait_seconds_total{{expert="expert-{k:03d}"}}'] > 0 for k in range(K))
     assert values["ddm_velocities"] == engines.num_velocities == 4 and values["ddm_batch_rows"] == 0

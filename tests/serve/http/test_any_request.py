@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.serve.http.generation import GenerationRequest
 from ddm_ray.serve.http.guard import Guard
 from tests.serve.http.test_http_app import GENERATIONS, Served, served
@@ -109,7 +110,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(0, 1000),
     "strategy": STRATEGIES,
     "times": TIMES,
-    "solver": st.sampled_from(["euler", "heun", "midpoint", "ab2"]),
+    "solver": st.sampled_from(sorted(SOLVERS)),
     "guidance_scale": st.floats(-100, 100),
     "guidance_interval": st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
     "guidance_kind": st.sampled_from(["mixture", "per-expert"]),

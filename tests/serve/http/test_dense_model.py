@@ -22,7 +22,7 @@ from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import ModelKind, Models, load_model, load_models, sampling_settings, settings_of
+from ddm_ray.sampling.run_models import ModelKind, Models, load_models, load_trained, sampling_settings, settings_of
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.live_sampler import LiveSampler
@@ -142,7 +142,7 @@ def test_a_guided_student_is_not_guided_again(tmp_path: Path) -> None:
     """Whatever the run's own settings are; a request may ask for it all the same, as of the pipeline."""
     guided = ("student.guidance_scale=2.0", "sample.guidance_scale=3.0")
     run = make_run(f"{tmp_path}/run", settings=guided, num_rows=60)
-    publish(run, STUDENT, load_model(run, MONOLITH), 300, 4)
+    publish(run, STUDENT, load_trained(run, MONOLITH), 300, 4)
     served = Both(run, kind="student")
     student = DDMPipeline.from_run(run, model="student")
     assert student.components.defaults.guidance_scale == 1
@@ -156,7 +156,7 @@ def test_a_guided_student_is_not_guided_again(tmp_path: Path) -> None:
 
 def test_a_network_of_texts_needs_no_router(tmp_path: Path) -> None:
     run = make_text_run(tmp_path)
-    publish(run, MONOLITH, load_model(run, expert(0)), 3, 4)
+    publish(run, MONOLITH, load_trained(run, expert(0)), 3, 4)
     encoder, latents = TextEncoder.from_config(run.config.data.text), Latents.from_config(run.config.data.latents)
 
     async def encode(prompt: str) -> tuple[Text, int]:

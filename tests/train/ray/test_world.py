@@ -11,7 +11,7 @@ import ray.util
 
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.ray_session import interface_of
-from ddm_ray.train.consensus import backend
+from ddm_ray.train.ranks import backend
 from ddm_ray.train.ray import world
 
 ALONE = """

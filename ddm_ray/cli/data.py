@@ -1,0 +1,210 @@
+"""Verbs that make a run's data: prepare, partition."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ddm_ray.cli.command import (
+    ADDRESS,
+    ISLAND,
+    ISLANDS,
+    RUN,
+    main,
+    make,
+    ray_with_scratch,
+    say,
+    spill_folder,
+    warn,
+)
+from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
+from ddm_ray.storage.graph import Artifact
+from ddm_ray.storage.info import ClusterFit, ReportInfo, RowsInfo
+
+
+@main.command()
+@RUN
+@GPU
+@ISLANDS
+@ISLAND
+@ADDRESS
+@click.option("--cluster", type=int, metavar="K", help="Owner of the images, if each owner is a cluster (see below).")
+@click.option("--source", metavar="URI", help="Images of that owner, in place of data.source.")
+@click.option(
+    "--max-rejected",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    metavar="SHARE",
+    help="Stop if more than this share of the images can't be used.",
+)
+def prepare(
+    run_url: str,
+    gpu: bool | None,
+    islands: str | None,
+    island: str | None,
+    address: str | None,
+    cluster: int | None,
+    source: str | None,
+    max_rejected: float,
+) -> None:
+    """Read, decode, embed and encode the run's images with Ray Data, and write them to RUN/rows.
+
+    `ddm init` names the images: a folder with one folder a class, WebDataset tars, or parquet in the Hugging Face
+    layout, on this disk, in a bucket or on the hub. Kill this command at any moment; the same command continues. An
+    image that can't be used is left out, and RUN/rows/_rejected says why.
+
+    \b
+      ddm init runs/birds --recipe images64 --set data.source=photos/birds --set data.num_classes=20
+      ddm prepare runs/birds
+    \b
+      ddm init s3://lab/run7 --recipe laion256-k8 --set "data.source=s3://lab/train-{000..127}.tar"
+      ddm prepare s3://lab/run7 --islands islands.yaml --island gpu-room
+    \b
+      ddm init runs/food --recipe images64 --set data.source=hf://datasets/OWNER/NAME --set data.num_classes=101
+      ddm prepare runs/food
+    \b
+      ddm prepare study/run --cluster 2 --source scans       images of one owner, who is cluster 2
+
+    With partition.method=given each owner of images is a cluster, and no image leaves its owner. RUN is then the
+    owner's own folder, begun by the same `ddm init` as the others'. Only the shard's manifest is handed over.
+    """
+    from ddm_ray.data.prepare import stage as preparing
+    from ddm_ray.placement import load_island
+    from ddm_ray.storage.run import Run
+
+    run = Run.open(run_url)
+    site = load_island(islands, island)
+    site.require_run(run.url)
+    artifact, placement = preparing.rows_artifact(run, cluster), placed(site.prepare, gpu)
+
+    @contextmanager
+    def session() -> Iterator[None]:
+        from ddm_ray.cores import usable_cores
+        from ddm_ray.ray_session import gpus, ray_session
+
+        ray_address, token_file = site.ray(address)
+        if gpu:
+            require_gpu(ray_address)
+        with ray_session(ray_address, token_file, usable_cores()):
+            tell_of_workers("embed", placement.use_gpu, gpus())
+            yield
+
+    def stage(run: Any, report: Any) -> None:
+        from ddm_ray.data.sharded.ray_data import RayData
+        from ddm_ray.models.hub import require_hub
+
+        if not (site.ray(address)[0] or os.environ.get("RAY_ADDRESS")):
+            require_hub(run.config)  # elsewhere the network is another
+        # Ray starts once there is something to make, so that a mistake is refused without it.
+        ray_data = RayData(placement, session)
+        preparing.prepare(run, report, placement, source, cluster, max_rejected, execute=ray_data)
+
+    make(run_url, artifact, stage, mends=True)
+    _show_rows(run, artifact)
+    say(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
+
+
+def _show_rows(run: Any, artifact: Artifact) -> None:
+    """Print which images a finished artifact of rows left out and why, and what its labels mean."""
+    from ddm_ray.data.prepare.records import REJECTED
+    from ddm_ray.data.reasons import CUT
+    from ddm_ray.storage.graph import ROWS
+
+    info = RowsInfo.of(run.require(artifact))
+    if info.rejected:
+        where = f"{run.url}/{artifact}/{REJECTED}"
+        say(f"{info.rejected} images can't be used and are left out; {where} says why")
+        for reason in info.reasons:
+            line = f"{reason.rows:>8} {reason.reason}, e.g. {reason.id}"
+            if reason.reason.startswith(CUT):
+                warn(line.strip())
+            else:
+                say(line)
+        if others := info.rejected - sum(reason.rows for reason in info.reasons):
+            say(f"{others:>8} for other reasons")
+    if info.ignored:
+        counts = sorted(info.ignored.items(), key=lambda ending: -ending[1])
+        endings = ", ".join(f"{count} {ending}" for ending, count in counts)
+        warn(f"{sum(info.ignored.values())} files of other kinds aren't read: {endings}")
+    if not info.rows_heldout and artifact == ROWS:
+        none = "neither training nor evaluation will have held-out losses"
+        warn(f"no row is held out (data.heldout {run.config.data.heldout}): {none}")
+    if info.classes:
+        names = [f"{label} {name}" for label, name in enumerate(info.classes)]
+        say(f"classes: {', '.join(names[:10])}{', ...' if names[10:] else ''}")
+    if info.duplicates:
+        what = "left out" if info.dropped else "kept; data.duplicates=drop would leave them out"
+        say(f"{info.duplicates} images are byte by byte equal to an earlier one: {what}")
+
+
+@main.command()
+@RUN
+@click.option("--cluster", type=int, metavar="K", help="Make the shard of this owner only, if owners are clusters.")
+@click.option(
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False, writable=True),
+    metavar="FOLDER",
+    help="Existing folder of this computer with room for all shards, for a private Ray. Default: a temporary one.",
+)
+@ISLANDS
+@ISLAND
+@ADDRESS
+def partition(
+    run_url: str,
+    cluster: int | None,
+    scratch: str | None,
+    islands: str | None,
+    island: str | None,
+    address: str | None,
+) -> None:
+    """Cluster the embeddings by two levels of k-means and write one shard of rows for each expert, and a report.
+
+    Look at RUN/partition/report/report.html before you train: each cluster becomes an expert. With
+    partition.method=given each owner first makes its own shard (--cluster); then anyone who has the shards' manifests
+    makes the partition.
+
+    \b
+      ddm partition runs/digits
+      ddm partition s3://lab/run7 --scratch /mnt/nvme
+      ddm partition s3://lab/run7 --islands islands.yaml --island gpu-room
+      ddm partition study/run --cluster 2
+
+    Ray sorts the rows: on this computer, on a disk with room for all of them; with --island or --address on a cluster,
+    where each machine holds its share. Kill this command at any moment; the same command continues.
+    """
+    from ddm_ray.placement import load_island
+    from ddm_ray.storage.graph import PARTITION, REPORT, shard
+
+    site = load_island(islands, island)
+    site.require_run(run_url)
+    ray_address, token_file = site.ray(address)
+    spills_below = spill_folder(ray_address, scratch)
+    session = ray_with_scratch(ray_address, token_file, spills_below)  # begun once there is something to make
+
+    def stage(run: Any, report: Any) -> None:
+        from ddm_ray.data.partition import stage as partitioning
+        from ddm_ray.data.partition.ray_data import RayPasses
+
+        partitioning.partition(run, report, cluster, execute=RayPasses(session, spills_below))
+
+    artifact = PARTITION if cluster is None else shard(cluster)
+    run = make(run_url, artifact, stage, mends=True)
+    if cluster is None:
+        if info := ReportInfo.of_either(run.manifest(REPORT), run.manifest(PARTITION)):
+            if info.silhouette is not None:
+                say(f"silhouette of the clusters: {info.silhouette:.3f} (1: far apart, 0: no borders)")
+            for cluster, fit in enumerate(info.fit):
+                say(f"cluster {cluster}: {_fit(fit)}")
+            for warning in info.warnings:
+                warn(warning)
+        say(f"look at it: {run.url}/{REPORT}/report.html")
+    say(f"next: ddm train {run_url} {'all' if cluster is None else f'expert {cluster}'}")
+
+
+def _fit(fit: ClusterFit) -> str:
+    """Words for the rows that were appended to a cluster."""
+    far = "" if fit.far is None else f", {fit.far:,} of them farther from its centroid than 99 % of the earlier ones"
+    return f"{fit.rows:,} new training rows{far}"

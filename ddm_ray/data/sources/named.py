@@ -1,0 +1,72 @@
+"""Sources that a word names, without files: made here, or what an installed package ships."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from ddm_ray.data.images import png
+from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit
+from ddm_ray.data.sources.conditions import Conditioned, Conditions
+from ddm_ray.data.sources.registry import MOVED, MOVED_TO, SOURCES
+from ddm_ray.errors import DataError
+
+
+@dataclass(frozen=True)
+class NamedSource(Conditioned, ABC):
+    """Base of sources that a word names; see Source. Each has a line in `SOURCES`, or is an entry point.
+
+    `forms`: what `data.source` may be for it, `stripes`, `stripes:NUMBER` or both; a number is the third argument of
+    its constructor. `about`: a line of help. `credit`: words on whose the pictures are, which rows keep for whoever
+    shows them or samples learnt from them.
+    """
+
+    forms: ClassVar[tuple[str, ...]]
+    about: ClassVar[str]
+    credit: ClassVar[str | None] = None
+
+    @abstractmethod
+    def list(self) -> Listing:
+        """See Source."""
+
+    @abstractmethod
+    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
+        """See Source."""
+
+    @classmethod
+    def of(cls, source: str, conditions: Conditions, chunk_rows: int) -> Self:
+        """The source as it is configured. Raises DataError for a number that it doesn't take, or lacks."""
+        word, colon, written = source.partition(":")
+        numbered = next((form for form in cls.forms if ":" in form), None)
+        if not colon and word in cls.forms:
+            return cls(conditions, chunk_rows)
+        if numbered is None:
+            raise DataError(f"data.source {source!r:.200}: {word} takes no number; a folder of that name is ./{source}")
+        count = written.replace("_", "")
+        if not count.isdecimal() or int(count) < 1:
+            raise DataError(f"data.source {source!r:.200}: {numbered} has a number from 1 up")
+        make: Callable[..., Self] = cls
+        return make(conditions, chunk_rows, int(count))
+
+    def encoded(self, row_id: str, pixels: np.ndarray, stated: int | str, scene: str | None = None) -> Encoded:
+        """A row of some pixels, as a PNG file, with its label, class name or caption."""
+        try:
+            condition = self.conditions.of(stated)
+        except ValueError as problem:
+            return Encoded(row_id, None, None, str(problem))
+        return Encoded(row_id, png(pixels, compression=1), condition, scene=scene)
+
+
+def named_source(source: str) -> type[NamedSource] | None:
+    """The class of a configured source that a word names; None for a file, folder or URI. Raises DataError."""
+    word, _, rest = source.partition(":")
+    # Paths and URIs are no names, and most sources are some: told without a look at what is installed.
+    if rest.startswith("//") or "/" in word or not word:
+        return None
+    if word in SOURCES:
+        return SOURCES[word]
+    if word in MOVED:
+        raise DataError(f"data.source {source!r:.200} {MOVED_TO}; a folder of that name is ./{word}")
+    return None

@@ -1,0 +1,39 @@
+"""A take-over: the worker that has taken a job asks the launch before its own to end, and waits until it has."""
+
+import time
+from collections.abc import Callable
+
+from ddm_ray.islands.choose import OpenJob
+from ddm_ray.islands.presence import LEASE_SECONDS
+from ddm_ray.storage.attempts import Attempt
+from ddm_ray.storage.job_files import list_jobs
+from ddm_ray.storage.job_status import START_SECONDS
+from ddm_ray.storage.judge import Sightings
+from ddm_ray.storage.launches import Launch
+from ddm_ray.storage.run import Run
+from ddm_ray.storage.stops import ask, launch_stop_key
+
+
+class TakeOver:
+    """Asks the last launch of a job to end, for the worker of this id. Its attempt saves a state first, if it lives."""
+
+    def __init__(self, run: Run, job: OpenJob, worker_id: str, clock: Callable[[], float] = time.monotonic):
+        self._run, self._job, self._clock = run, job, clock
+        self._attempt: Attempt | None = None
+        self._seen, self._began = Sightings(), clock()
+        files = list_jobs(run.store, [job.artifact])[job.artifact]
+        if files.last_launch:
+            launch = Launch(job.artifact, files.last_launch[0])
+            ask(run.store, launch_stop_key(launch), f"taken over by worker {worker_id}")
+        if job.holder and files.attempts:  # without a holder its lease has expired
+            self._attempt = Attempt(run.store, job.artifact, files.attempts[-1])
+
+    @property
+    def done(self) -> bool:
+        """True once the attempt has ended, its lease has expired, or a start's lease has passed."""
+        if (attempt := self._attempt) is None:
+            return True
+        now = self._clock()
+        silence = self._seen.see(attempt.prefix, attempt.last_beat().get("beat"), now)
+        expired = silence > LEASE_SECONDS or now - self._began > START_SECONDS
+        return expired or attempt.failure() is not None or self._run.finished(self._job.artifact) is not None

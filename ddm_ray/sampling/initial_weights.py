@@ -1,0 +1,105 @@
+"""Weights of others that trainings of a run begin with (`train.init_from`): looked at, then copied into the run.
+
+A copy is an artifact, known by its network's content: a training made from it doesn't ask its source again, on any
+island, and runs that begin with the same weights know them for the same, wherever these were read.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from ddm_ray.config import InitFrom, RunConfig
+from ddm_ray.config.longer import train_of
+from ddm_ray.errors import MissingArtifact
+from ddm_ray.models import weights
+from ddm_ray.models.fingerprints import fingerprint_of
+from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.spec import spec_of
+from ddm_ray.sampling.run_models import NETWORK, parse_network
+from ddm_ray.sampling.trained_networks import read_trained
+from ddm_ray.storage.graph import EXTRAS, Artifact, beginning_of, part_of, trained_of
+from ddm_ray.storage.info import BeginningInfo
+from ddm_ray.storage.manifest import FileRecord
+from ddm_ray.storage.run import RUN_FILE, Run
+from ddm_ray.storage.store import Store
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A copy of weights, the first job that begins with it, and where it is read."""
+
+    artifact: Artifact
+    job: Artifact
+    init: InitFrom
+
+    def read(self, config: RunConfig) -> nn.Module | None:
+        """The network, of a shape that fits; None for a namesake that its source lacks and a mixture does without."""
+        try:
+            return read_trained(config, self.job, self.init)
+        except MissingArtifact:
+            if self.init.network == "own" and self.job.kind in EXTRAS:
+                return None
+            raise
+
+    def commit(self, run: Run, network: nn.Module) -> None:
+        """Write the copy."""
+        spec = spec_of(run.config, self.job.kind)
+        tensors, described = weights.weights_as_bytes(network, spec)
+        files = dict(zip(NETWORK, (described.encode(), tensors), strict=True))
+        for name, data in files.items():
+            run.store.write(f"{self.artifact}/{name}", data)
+        records = {name: FileRecord.of(data) for name, data in files.items()}
+        source = " ".join(filter(None, (self.init.source, self.init.network)))
+        info = BeginningInfo(source=source, parameters=num_parameters(network))
+        content = fingerprint_of(network, weights.complete_spec(json.loads(described)))
+        run.commit_records(self.artifact, records, info, content)
+
+
+def create_run(
+    url: str, config: RunConfig, on_replaced: Callable[[str], None] | None = None
+) -> tuple[Run, list[Artifact]]:
+    """Begin a run with copies of the weights that its trainings begin with; also the copies that their source lacks.
+
+    Nothing is written before all of them are seen to fit. What is there already isn't read again, so that a killed
+    command is finished by the same one. `on_replaced`: see `Run.create`. Raises ConfigError, which names field and
+    tensor, and as `Run.create`.
+    """
+    copies = list(_copies(config))
+    if copies and not Store(url).exists(RUN_FILE):
+        require_initial_weights(config)
+    run, lacking = Run.create(url, config, on_replaced=on_replaced), list[Artifact]()
+    for copy in copies:
+        if run.finished(copy.artifact):
+            continue
+        network = copy.read(config)  # again: all at once may fill the memory
+        if network is None:
+            lacking.append(copy.artifact)
+        else:
+            copy.commit(run, network)
+    return run, lacking
+
+
+def require_initial_weights(config: RunConfig) -> None:
+    """Raise as `create_run` for weights that aren't there, or don't fit; nothing is written."""
+    for copy in _copies(config):
+        copy.read(config)
+
+
+def load_initial_weights(run: Run, artifact: Artifact, spec: dict[str, object]) -> nn.Module:
+    """The network of a copy, in eval mode. Raises MissingArtifact, CorruptArtifact if a byte was altered."""
+    manifest = run.require(artifact)
+    described, tensors = (run.read(artifact, name, manifest) for name in NETWORK)
+    return parse_network(described, tensors, f"{run.url}/{artifact}", spec)[0]
+
+
+def _copies(config: RunConfig) -> Iterator[_Copy]:
+    copied = set[Artifact]()
+    for job in trained_of(config):
+        part = part_of(job)
+        init = train_of(config, part).init_from if part else None
+        for artifact in beginning_of(config, job):
+            if init and artifact not in copied:
+                copied.add(artifact)
+                yield _Copy(artifact, job, init)

@@ -1,0 +1,38 @@
+"""DeepSpeed, imported and set up once a process when it is first needed: importing a module of ours changes nothing."""
+
+import logging
+import os
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ddm_ray.ray_internals import COMPILE, MUON
+
+
+@cache
+def load_deepspeed() -> Any:
+    """Import DeepSpeed, without the two compilations of its own that nothing here uses; the module.
+
+    Entry points of a training call it first, since the import takes seconds.
+    """
+    if not torch.cuda.is_available():
+        # DeepSpeed chooses its device while it is imported.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    # DeepSpeed would compile this optional CPU communicator for a minute at the first use; gloo does without.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed asks of each optimizer whether it is Muon, and compiles that one's kernels when it imports them: that
+    # would load all of torch's compiler, 2 s of every start.
+    compiler: Any = import_module(COMPILE.module)
+    original = COMPILE.get()
+    compiler.compile = lambda: lambda function: function
+    try:
+        import_module(MUON.module)
+    finally:
+        compiler.compile = original
+    return deepspeed

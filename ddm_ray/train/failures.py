@@ -1,0 +1,72 @@
+"""Errors that end an attempt: which mean too little memory or a lost worker, and the note that an attempt leaves."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddm_ray.errors import DDMError, OutOfMemory, Superseded
+from ddm_ray.spelling import one_line
+from ddm_ray.storage.attempts import OUT_OF_MEMORY
+
+NO_MEMORY = (
+    "can't allocate memory",
+    *(f"{source}: out of memory" for source in ("CUDA error", "CUDA driver error", "[CUDA]")),
+)
+"""Words of errors that have no class of their own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an allocation failed: torch's own error on a GPU, a RuntimeError of a CPU's allocator, or of a driver.
+
+    A compiler that ran out of memory wraps the error; it counts too.
+    """
+    error = getattr(error, "inner_exception", error)
+    by_words = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return by_words or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def is_lost_worker(error: BaseException) -> bool:
+    """True if a connection to another rank ended: NCCL's own error, or a RuntimeError of gloo."""
+    of_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error)
+    return of_gloo or isinstance(error, dist.DistBackendError | dist.DistNetworkError)
+
+
+@contextmanager
+def blame_micro_batch(micro_batch: int, doing: str = "") -> Iterator[None]:
+    """Turn running out of memory into OutOfMemory, which names the micro-batch; `doing` says what was being done."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"{doing}micro_batch {micro_batch}: {one_line(error, 400, tail=True)}") from None
+        raise
+
+
+def failure_note(error: BaseException, micro_batch: int, elastic: bool) -> dict[str, Any]:
+    """Fields of the note of an attempt that ends by `error`; `final`: the launch must not try again.
+
+    `elastic`: a next attempt may have more workers.
+    """
+    text = one_line(error.message if isinstance(error, DDMError) else error, 500, tail=True)
+    if isinstance(error, OutOfMemory):
+        # The next attempt takes half as many rows at once; one row may still fit if there are more workers.
+        return _note(text, OUT_OF_MEMORY, micro_batch, final=micro_batch == 1 and not elastic)
+    if is_lost_worker(error):
+        return _note("another worker of the group was lost, or hangs", "LostWorker", micro_batch, final=False)
+    passes = not isinstance(error, DDMError) or error.passes
+    # Of two launches one goes on; within one launch the newer attempt is its next try.
+    passes |= isinstance(error, Superseded) and error.by_its_own_launch
+    fix = error.to_fields()["fix"] if isinstance(error, DDMError) else None
+    return _note(text, type(error).__name__, micro_batch, final=not passes, fix=fix)
+
+
+def hang_note(text: str, micro_batch: int) -> dict[str, Any]:
+    """Fields of the note of an attempt one of whose ranks hangs."""
+    return _note(text, "Stuck", micro_batch, final=False)
+
+
+def _note(error: str, kind: str, micro_batch: int, final: bool, fix: Any = None) -> dict[str, Any]:
+    return {"error": error, "kind": kind, "final": final, "micro_batch": micro_batch, "fix": fix}

@@ -1,0 +1,51 @@
+"""What the note of an attempt says of the error that ended it."""
+
+import pytest
+import torch
+
+from ddm_ray.errors import ConfigError, OutOfMemory, StorageError, Superseded, TrainingError
+from ddm_ray.train.failures import blame_micro_batch, failure_note, is_lost_worker, is_out_of_memory
+
+
+def superseded(by_its_own_launch: bool) -> Superseded:
+    error = Superseded("attempt 1: attempt 2 has overtaken it")
+    error.by_its_own_launch = by_its_own_launch
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "final"),
+    [
+        (TrainingError("loss nan"), "TrainingError", True),
+        (ConfigError("wrong"), "ConfigError", True),
+        (StorageError("away", passes=True), "StorageError", False),
+        (StorageError("full", passes=False), "StorageError", True),
+        (RuntimeError("a bug"), "RuntimeError", False),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:598] Connection closed by peer"), "LostWorker", False),
+        (superseded(by_its_own_launch=False), "Superseded", True),
+        (superseded(by_its_own_launch=True), "Superseded", False),
+        (OutOfMemory("micro_batch 4"), "OutOfMemory", False),
+    ],
+)
+def test_a_launch_tries_again_if_that_may_help(error: Exception, kind: str, final: bool) -> None:
+    note = failure_note(error, micro_batch=4, elastic=False)
+    assert (note["kind"], note["final"], note["micro_batch"]) == (kind, final, 4)
+
+
+def test_one_row_that_does_not_fit_may_fit_in_more_workers() -> None:
+    error = OutOfMemory("micro_batch 1")
+    assert [failure_note(error, 1, elastic)["final"] for elastic in (False, True)] == [True, False]
+
+
+def test_errors_of_memory_and_of_other_ranks_are_known() -> None:
+    of_memory = (torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("can't allocate memory"))
+    of_a_rank = RuntimeError("gloo/transport")
+    assert all(map(is_out_of_memory, of_memory)) and not any(map(is_lost_worker, of_memory))
+    assert is_lost_worker(of_a_rank) and not is_out_of_memory(of_a_rank)
+
+
+def test_memory_that_runs_out_is_blamed_on_the_micro_batch() -> None:
+    with pytest.raises(OutOfMemory, match=r"^measuring, micro_batch 8: no room$"), blame_micro_batch(8, "measuring, "):
+        raise torch.OutOfMemoryError("no room")
+    with pytest.raises(ValueError, match="other"), blame_micro_batch(8):
+        raise ValueError("other")
