@@ -208,7 +208,7 @@ def _require_closed(proxies: Sequence[Address], host: str) -> None:
         status, name = _status(*proxy, "/v1/models"), format_address(proxy)
         if status == 200:
             fix = Give("insecure", "serve with a token_file, or be insecure on purpose")
-            raise ServeError(f"anyone who reaches {host} could ask {name} for images without a token", fix)
+            raise ServeError(f"any client that reaches {host} could ask {name} for images without a token", fix)
         if status != 401:
             what = "doesn't answer" if status is None else f"answers {status}"
             fix = Give("insecure", "wait until it serves, or be insecure on purpose")

@@ -1,12 +1,13 @@
 """The ingress as a deployment: the HTTP application, with the experts in its process or in other deployments."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from ray import serve
 from torch import Tensor
 
@@ -20,9 +21,9 @@ from ddm_ray.sampling.run_models import (
     sampling_settings,
     settings_of,
 )
-from ddm_ray.serve.cluster.codec import Decoder, Encoder, from_arrays
+from ddm_ray.serve.cluster.codec import Arrays, Decoder, Encoder, from_arrays
 from ddm_ray.serve.cluster.mixture import Handle, ServedMixture
-from ddm_ray.serve.cluster.remote_runner import called
+from ddm_ray.serve.cluster.remote_runner import call_deployment
 from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.segments import OnSegment
@@ -35,6 +36,10 @@ from ddm_ray.serve.http.service import ServedModel, Service
 from ddm_ray.storage.run import Run
 
 ENCODER, DECODER = "encoder", "decoder"
+Encode = Callable[[str], Awaitable[tuple[Arrays, int]]]
+"""Returns the arrays of a text, one row, and its number of tokens."""
+Decode = Callable[[NDArray[np.float32]], Awaitable[NDArray[np.float32]]]
+"""Returns the image (C, H, W) of one latent (C, H, W)."""
 
 
 @serve.ingress()
@@ -85,12 +90,12 @@ class API:
             self._models[f"{name}-{dense}"] = ServedModel(self._dense.live, settings, alone=True)
 
     @staticmethod
-    def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Any, Any]:
+    def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Encode | None, Decode | None]:
         """Methods that encode a text and decode a latent; None: the run has no such network."""
         if codecs is not None:
             encoder, decoder = codecs.get(ENCODER), codecs.get(DECODER)
-            encode = None if encoder is None else partial(called, encoder.encode, None)
-            return encode, None if decoder is None else partial(called, decoder.decode, None)
+            encode = None if encoder is None else partial(call_deployment, encoder.encode, None)
+            return encode, None if decoder is None else partial(call_deployment, decoder.decode, None)
         data, known = run.config.data, row_networks(run)
         text, autoencoder = known.get("text encoder"), known.get("autoencoder")
         return (
@@ -123,10 +128,12 @@ class API:
         self._mixture.live.engine.require_running()
 
     async def _condition(self, prompt: str) -> tuple[Text, int]:
+        assert self._encode is not None
         arrays, length = await self._encode(prompt)
         return from_arrays(arrays), length
 
     async def _images(self, latents_BCHW: Tensor) -> Tensor:
+        assert self._decode is not None
         images = await asyncio.gather(*(self._decode(latent_CHW.numpy()) for latent_CHW in latents_BCHW))
         return torch.stack([torch.tensor(image_CHW) for image_CHW in images])
 

@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ddm_ray.config import DataConfig
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.serve.cluster.remote_runner import OnCalls, RemoteRunner, answer_from, called
+from ddm_ray.serve.cluster.remote_runner import OnCalls, RemoteRunner, answer_from, call_deployment
 from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Networks
@@ -49,9 +49,9 @@ class ServedMixture:
     async def start(self, versions: Versions, refresh_s: float) -> None:
         """Serve the newest weights, and look for newer ones every so many seconds."""
         version = await versions.loadable(self._load_here, strict=True)
-        self.live = LiveSampler(version, *await self._made(version))
+        self.live = LiveSampler(version, *await self._sampler_of(version))
         self._on_version(version)
-        parts = (versions, self.live, self._load, self._put, refresh_s, self._forget)
+        parts = (versions, self.live, self._load, self._serve, refresh_s, self._free_unused)
         self._following = asyncio.ensure_future(follow(*parts))
 
     async def _load_here(self, version: Version, weights: Weights) -> bool:
@@ -72,26 +72,26 @@ class ServedMixture:
             return False
         try:
             async with asyncio.timeout(LOAD_S):
-                await called(handle.load, None, version.pair(expert))
+                await call_deployment(handle.load, None, version.pair(expert))
         except TimeoutError:  # its replicas have gone: the next will load the weights of their calls
             return False
         self._replicas.mark(handle.deployment_name, able=True)
         return True
 
-    async def _put(self, version: Version) -> None:
+    async def _serve(self, version: Version) -> None:
         """Serve these weights from the next request on."""
         await asyncio.gather(*(self._loaded_there(version, expert) for expert in range(len(self._experts))))
-        self.live.replace(version, *await self._made(version))
-        self._forget()
+        self.live.replace(version, *await self._sampler_of(version))
+        self._free_unused()
         self._on_version(version)
         LOG.info("serving %s", version.steps())
 
-    def _forget(self) -> None:
+    def _free_unused(self) -> None:
         """Free networks of versions that aren't served any more."""
         resident = self._networks.computing.resident
         self._networks.keep(list(self.live.version) if resident is None else [self.live.version.router])
 
-    async def _made(self, version: Version) -> tuple[SegmentSampler, EngineThread]:
+    async def _sampler_of(self, version: Version) -> tuple[SegmentSampler, EngineThread]:
         """A sampler of these weights, and its engine here."""
         runners = await self._runners(version)
         device = self._networks.computing.device

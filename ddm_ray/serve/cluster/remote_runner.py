@@ -58,14 +58,14 @@ class RemoteRunner:
 
         StartingError if its first replica has been starting for STARTING_S.
         """
-        packed, needed_B, waited_s = await self._called(self._handle.run, pack(rows), seconds, until)
+        packed, needed_B, waited_s = await self._call(self._handle.run, pack(rows), seconds, until)
         return Segment(unpack(packed, self._info), needed_B, waited_s)
 
     async def velocity(self, call: ExpertCall) -> Tensor:
         """The answer to a call of this expert. Raises as `run`, and AwayError after VELOCITY_S without an answer."""
         try:
             async with asyncio.timeout(VELOCITY_S):
-                return unpack_velocity(await self._called(self._handle.velocity, pack_call(call)))
+                return unpack_velocity(await self._call(self._handle.velocity, pack_call(call)))
         except TimeoutError:
             self._replicas.mark_away(self._name)
             raise AwayError(f"{self._name} doesn't answer", self.expert) from None
@@ -81,9 +81,9 @@ class RemoteRunner:
         """
         return self._link.answer(until)
 
-    async def _called(self, method: Any, *arguments: Any) -> Any:
+    async def _call(self, method: Any, *arguments: Any) -> Any:
         try:
-            answer = await called(method, self._require_replica, *arguments, self._weights)
+            answer = await call_deployment(method, self._require_replica, *arguments, self._weights)
             self._replicas.mark(self._name, able=True)
             return answer
         except (CorruptArtifact, DriftError) as error:
@@ -108,7 +108,7 @@ class RemoteRunner:
             raise StartingError(f"{self._name} had been scaled to zero and is starting: ask again soon", self.expert)
 
 
-async def called(
+async def call_deployment(
     method: Any, require_replica: Callable[[float], Awaitable[None]] | None = None, *arguments: Any
 ) -> Any:
     """The answer of a deployment's method; if a replica dies, another one is called, or the next to start.

@@ -40,7 +40,7 @@ def serve_run(
             args = args.model_copy(update={"local": True})
         elif not insecure:
             fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name a file of tokens")
-            raise ServeError(f"anyone who reaches {host} could ask for images without a token", fix)
+            raise ServeError(f"any client that reaches {host} could ask for images without a token", fix)
     with ray_session(address):
         if serve.status().proxies:
             raise ServeError(

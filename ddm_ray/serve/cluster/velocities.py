@@ -38,7 +38,7 @@ RENEW_S, RETRY_S, MAX_RETRY_S = 10.0, 1.0, 60.0
 
 Endpoint = tuple[str, bytes]
 """A server's address in ZeroMQ's form, and its public key."""
-Answer = Callable[[bytes], "Future[Tensor]"]
+AnswerRequest = Callable[[bytes], "Future[Tensor]"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class VelocityServer:
 
     def __init__(self, host: str):
         """Listen at a port of this host. Raises zmq.ZMQError."""
-        self._answers = dict[bytes, Answer]()
+        self._answers = dict[bytes, AnswerRequest]()
         self._done = SimpleQueue[tuple[zmq.Frame, Future[Tensor]] | None]()
         self._woken, self._wake = socketpair()
         self._wake.setblocking(False)
@@ -77,7 +77,7 @@ class VelocityServer:
         self.endpoint: Endpoint = self._socket.last_endpoint.decode(), public_key
         Thread(target=self._serve, name="velocities", daemon=True).start()
 
-    async def admit(self, client_key: bytes, answer: Answer) -> AsyncGenerator[Endpoint, None]:
+    async def admit(self, client_key: bytes, answer: AnswerRequest) -> AsyncGenerator[Endpoint, None]:
         """Accept the client with this public key until it is idle for IDLE_S; `answer` answers its requests.
 
         Yields the endpoint to connect to.

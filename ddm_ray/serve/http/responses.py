@@ -55,7 +55,7 @@ def model_entry(
     }
 
 
-def answer(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
+def images_response(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
     """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
 
     `routing`: per image the weights of all experts at each step, if the request asks for them. `degraded`: names of
@@ -98,7 +98,7 @@ def degraded(sampled: Sampled) -> dict[str, Any]:
     return fields
 
 
-def event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:
+def stream_event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:
     """One server-sent event of a stream, as OpenAI's: partial_image or completed."""
     side = image_CHW.shape[-1] * upscaling
     fields = {

@@ -23,12 +23,12 @@ from ddm_ray.serve.http.openai_errors import OF_ANY_ROUTE, REFUSALS, Responses, 
 from ddm_ray.serve.http.page_files import add_page
 from ddm_ray.serve.http.responses import (
     USAGE,
-    answer,
     degraded,
-    event,
     expert_stretches,
+    images_response,
     model_entry,
     routing,
+    stream_event,
     upscaled_png,
 )
 from ddm_ray.serve.http.service import Service
@@ -73,7 +73,7 @@ def http_app(service: Service) -> FastAPI:
         if generation.png:
             return await _drawn(generation, _bare, generation, sampled)
         parts = generation, sampled, request.model or config.name, int(time.time())
-        return JSONResponse(await _drawn(generation, answer, *parts))
+        return JSONResponse(await _drawn(generation, images_response, *parts))
 
     @http.get("/v1/models", responses=OF_ANY_ROUTE)
     async def models() -> dict[str, Any]:
@@ -141,7 +141,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
         number, index = index, index + 1
         part = await _drawn(
             generation,
-            event,
+            stream_event,
             "partial_image",
             foreseen.images_BCHW[0],
             generation.upscaling,
@@ -170,7 +170,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
             sampled = await sampling
             yield await _drawn(
                 generation,
-                event,
+                stream_event,
                 "completed",
                 sampled.result.images_BCHW[0],
                 generation.upscaling,

@@ -155,7 +155,7 @@ def test_gpu_shares_of_all_parts_fit_one_gpu(
 def test_without_a_token_only_this_machine_is_let_in(tiny_run: Run, host: str, served: bool) -> None:
     assert is_loopback(host) is served
     if not served:
-        with pytest.raises(ServeError, match=f"anyone who reaches {host} could ask .*without a token"):
+        with pytest.raises(ServeError, match=f"any client that reaches {host} could ask .*without a token"):
             serve_run(ServeArgs(run=tiny_run.url), free_port(), host)
 
 

@@ -14,7 +14,7 @@ from ddm_ray.sampling.request import MixtureInfo, SampleResult
 from ddm_ray.serve.engine.segments import Sampled
 from ddm_ray.serve.http.generation import GenerationRequest, RequestError, resolve
 from ddm_ray.serve.http.openai_errors import error_body
-from ddm_ray.serve.http.responses import answer, stretches, upscaled_png
+from ddm_ray.serve.http.responses import images_response, stretches, upscaled_png
 from tests.random_run import TEXTS
 from tests.test_sampling_settings import VALUES
 
@@ -116,7 +116,7 @@ def test_answer_pairs_images_with_seeds_and_experts() -> None:
     images_BCHW = torch.stack([torch.full((1, 8, 8), -1.0), torch.full((1, 8, 8), 1.0)])
     routing_SBK = torch.nn.functional.one_hot(torch.tensor([[0, 1], [0, 0]]), 2)
     result = SampleResult(images_BCHW, routing_SBK, 4, 0)
-    body = answer(generation, Sampled(result, frozenset()), "tiny", 123)
+    body = images_response(generation, Sampled(result, frozenset()), "tiny", 123)
     shades = [Image.open(io.BytesIO(base64.b64decode(item["b64_json"]))).getpixel((0, 0)) for item in body["data"]]
     assert shades == [0, 255] and [item["seed"] for item in body["data"]] == [40, 41]
     assert body["experts"] == [
@@ -124,7 +124,7 @@ def test_answer_pairs_images_with_seeds_and_experts() -> None:
         [{"expert": 1, "steps": 1}, {"expert": 0, "steps": 1}],
     ]
     assert (body["created"], body["model"], body["strategy"]) == (123, "tiny", "once")
-    degraded = answer(generation, Sampled(result, frozenset({2, 1})), "tiny", 123)
+    degraded = images_response(generation, Sampled(result, frozenset({2, 1})), "tiny", 123)
     assert degraded == body | {"degraded": ["expert-001", "expert-002"]}
 
 

@@ -250,7 +250,7 @@ def test_documentation_needs_no_other_host(served: Served) -> None:
 
 
 def test_others_are_answered_while_large_images_are_encoded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding, others_are_done, encode = threading.Event(), threading.Event(), routes.answer
+    encoding, others_are_done, encode = threading.Event(), threading.Event(), routes.images_response
 
     def slow(*args: Any) -> dict[str, Any]:
         encoding.set()
@@ -267,7 +267,7 @@ def test_others_are_answered_while_large_images_are_encoded(served: Served, monk
             others_are_done.set()
             return (await large).status_code
 
-    monkeypatch.setattr(routes, "answer", slow)
+    monkeypatch.setattr(routes, "images_response", slow)
     assert asyncio.run(asked()) == 200
 
 
