@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own runs of ran
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import SampleRequest
@@ -34,7 +35,6 @@ from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.local_runner import LocalRunner, multiplexed_engines
 from ddm_ray.serve.engine.segments import SegmentSampler
 from ddm_ray.serve.engine.versions import Versions
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
 MEASURES = ("engine", "latency", "calls", "throughput", "overload", "experts", "swaps")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ServeError
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models, mixture_info
 from ddm_ray.sampling.state import Trajectories
@@ -26,7 +27,6 @@ from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.runner import DeadlineError, Runner, Runners
 from ddm_ray.serve.engine.scheduler import OverloadedError
 from ddm_ray.serve.engine.versions import Versions
-from ddm_ray.storage.run import Run
 from tests.serve.cluster.linked import HOST, Response, until
 
 PLACEMENTS = ("colocated", "multiplexed", "per-expert")

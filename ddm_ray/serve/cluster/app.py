@@ -8,6 +8,8 @@ from ray.serve import Application
 
 from ddm_ray.errors import RunError, ServeError
 from ddm_ray.ray_session import gpus
+from ddm_ray.run.graph import PARTITION
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.devices import AUTO
 from ddm_ray.sampling.run_models import row_networks
 from ddm_ray.serve.cluster.addresses import listen_on
@@ -19,9 +21,7 @@ from ddm_ray.serve.engine.computing import Computing
 from ddm_ray.serve.engine.versions import Version, Versions, expert_name
 from ddm_ray.serve.http.guard import Limits
 from ddm_ray.serve.http.meters import DENSE
-from ddm_ray.storage.graph import PARTITION
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import is_local
+from ddm_ray.store.store import is_local
 
 # Each part takes a small share of a core, so that all find room on a laptop; a config file gives more.
 NUM_CPUS = 0.1

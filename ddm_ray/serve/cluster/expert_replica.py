@@ -15,6 +15,9 @@ from ray.util import get_node_ip_address
 from torch import Tensor
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.graph import ROUTER
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.packing import pack, pack_velocity, unpack, unpack_call
 from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info
 from ddm_ray.serve.cluster.velocities import Endpoint, VelocityServer
@@ -22,9 +25,6 @@ from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.local_runner import local_engine
 from ddm_ray.serve.engine.versions import LOG, Pair, Version, Versions
-from ddm_ray.storage.graph import ROUTER
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 
 KEEP_S = 60.0
 """Seconds for which weights without requests stay loaded while newer ones are in use."""

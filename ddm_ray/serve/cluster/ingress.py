@@ -12,6 +12,7 @@ from ray import serve
 from torch import Tensor
 
 from ddm_ray.core.condition import Text
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import (
     ModelKind,
@@ -33,7 +34,6 @@ from ddm_ray.serve.http.guard import Guard, Limits
 from ddm_ray.serve.http.meters import DENSE, Meters
 from ddm_ray.serve.http.routes import http_app
 from ddm_ray.serve.http.service import ServedModel, Service
-from ddm_ray.storage.run import Run
 
 ENCODER, DECODER = "encoder", "decoder"
 Encode = Callable[[str], Awaitable[tuple[Arrays, int]]]

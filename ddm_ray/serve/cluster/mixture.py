@@ -7,6 +7,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from ddm_ray.config import DataConfig
+from ddm_ray.jobs.published import Weights
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.serve.cluster.remote_runner import OnCalls, RemoteRunner, answer_from, call_deployment
 from ddm_ray.serve.cluster.replicas import Replicas
@@ -18,7 +19,6 @@ from ddm_ray.serve.engine.runner import EngineThread, Runners
 from ddm_ray.serve.engine.scheduler import Scheduler
 from ddm_ray.serve.engine.segments import OnSegment, SegmentSampler
 from ddm_ray.serve.engine.versions import LOG, Version, Versions
-from ddm_ray.storage.published import Weights
 
 Handle = DeploymentHandle[Any]
 LOAD_S = 900.0

@@ -11,6 +11,7 @@ from ray.serve.schema import LoggingConfig
 from ddm_ray.errors import ServeError
 from ddm_ray.ray_session import gpus, on_head, ray_session
 from ddm_ray.remedies import Give
+from ddm_ray.run.run import Run
 from ddm_ray.serve.cluster.addresses import is_loopback, listen_on
 from ddm_ray.serve.cluster.app import build_app, on_its_device, require_servable
 from ddm_ray.serve.cluster.args import ServeArgs
@@ -21,7 +22,6 @@ from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
 from ddm_ray.serve.http.authentication.bearer import TOKENS
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.run import Run
 
 
 def serve_run(

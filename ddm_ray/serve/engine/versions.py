@@ -13,12 +13,12 @@ import yaml
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError
+from ddm_ray.jobs.published import Weights, published
 from ddm_ray.remedies import Accept
+from ddm_ray.run.graph import EXTRAS, ROUTER, Artifact, trained_of
+from ddm_ray.run.run import Run
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.graph import EXTRAS, ROUTER, Artifact, trained_of
-from ddm_ray.storage.published import Weights, published
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 
 LOG = logging.getLogger("ray.serve")
 PIN_BYTES = 2**16

@@ -12,6 +12,11 @@ from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError, StorageError
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.graph import expert
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
@@ -20,11 +25,6 @@ from ddm_ray.serve.engine.live_sampler import LiveSampler, follow
 from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine
 from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
 from ddm_ray.serve.engine.versions import Version, Versions, read_pins
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 from tests.published import publish_weights
 from tests.serve.conftest import milestone, unfinished
 

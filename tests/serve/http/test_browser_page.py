@@ -21,10 +21,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.trace import HUES
 from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.http.guard import Guard
-from ddm_ray.storage.run import Run
 from tests.conftest import ROOT, wait_for
 from tests.serve.http.browser import Site, Tab, chromium, serving, tab
 from tests.serve.http.test_http_app import Served

@@ -19,6 +19,7 @@ from ray.exceptions import RayTaskError
 
 from ddm_ray.errors import CorruptArtifact, NotFiniteError, StorageError
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_models, sampling_settings
 from ddm_ray.serve.engine.batch_engine import BatchEngine
@@ -32,7 +33,6 @@ from ddm_ray.serve.http.guard import Guard
 from ddm_ray.serve.http.meters import Meters
 from ddm_ray.serve.http.routes import http_app
 from ddm_ray.serve.http.service import ServedModel, Service
-from ddm_ray.storage.run import Run
 
 GENERATIONS = "/v1/images/generations"
 Ask = Callable[..., Awaitable[httpx.Response]]
