@@ -130,7 +130,7 @@ def python_files() -> list[Path]:
 
 
 def test_imports_point_down() -> None:
-    assert {"__init__", "config.run", "storage.run"} <= modules().keys()
+    assert {"__init__", "config.run", "run.run"} <= modules().keys()
     wrong_imports = [line for name, file in modules().items() for line in violations(name, file.read_text())]
     assert not wrong_imports, "\n".join(wrong_imports)
 
@@ -143,17 +143,17 @@ def test_imports_point_down() -> None:
         ("core.flow", "from ..storage import run"),
         ("core.flow", "import pydantic"),
         ("core.flow", "import faiss"),
-        ("models.dit", "from ddm_ray.storage.run import Run"),
+        ("models.dit", "from ddm_ray.run.run import Run"),
         ("models.dit", "from ddm_ray import sampling"),
         ("sampling.driver", "from ddm_ray.data.loading.loader import Rows"),
         ("sampling.driver", "def sample():\n    import ray"),
-        ("storage.run", "from torch import Tensor"),
-        ("storage.run", "import ray.data"),
+        ("run.run", "from torch import Tensor"),
+        ("run.run", "import ray.data"),
         ("config", "import ddm_ray.core.routing"),
         ("config", "from ddm_ray.core import names_of_others"),
         ("core.names", "import torch"),
         ("core.names", "from ddm_ray.errors import ConfigError"),
-        ("storage.run", "from ddm_ray.core.names import SolverName"),
+        ("run.run", "from ddm_ray.core.names import SolverName"),
         ("data.loading.loader", "from ray.data import Dataset"),
         ("data.loading.loader", "from ddm_ray.train.job import TrainJob"),
         ("watch.loop", "from ddm_ray.train import telemetry"),
@@ -186,7 +186,7 @@ def test_an_import_that_points_up_would_be_found(module: str, source: str) -> No
         ),
         ("core.kmeans", "import threadpoolctl"),
         ("config.sampling", "from ddm_ray.core.names import SolverName"),
-        ("sampling.run_models", "from ddm_ray.storage.run import Run\nfrom ddm_ray.models import weights"),
+        ("sampling.run_models", "from ddm_ray.run.run import Run\nfrom ddm_ray.models import weights"),
         ("train.deepspeed_setup", "import deepspeed\nfrom ddm_ray import config"),
         ("train.ray.launch", "import ray.train.torch\nfrom ddm_ray.data.loading.loader import Rows"),
         (
@@ -225,8 +225,8 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
         (name, unwanted)
         for name, unwanted in {
             "__init__": ("torch", "numpy", "ray", "pydantic"),
-            "storage.run": ("torch", "ray"),
-            "storage.attempts": ("torch", "ray"),
+            "run.run": ("torch", "ray"),
+            "jobs.attempts": ("torch", "ray"),
             "watch.loop": ("torch", "ray"),
             "islands.choose": ("torch", "ray"),
             "config.__init__": ("torch", "ray", "pyarrow"),

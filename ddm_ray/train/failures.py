@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.errors import DDMError, OutOfMemory, Superseded
+from ddm_ray.jobs.attempts import OUT_OF_MEMORY
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.attempts import OUT_OF_MEMORY
 
 NO_MEMORY = (
     "can't allocate memory",

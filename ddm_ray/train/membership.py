@@ -15,17 +15,17 @@ from typing import Any, NoReturn, Self
 import torch.distributed as dist
 
 from ddm_ray.errors import DDMError, Preempted, Stopped, StorageError
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.jobs.fencing import LOOK_SECONDS as LOOK_SECONDS
+from ddm_ray.jobs.fencing import Fence, NewerAttempt
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.stops import StopRequests
+from ddm_ray.jobs.versions import versions
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.fencing import LOOK_SECONDS as LOOK_SECONDS
-from ddm_ray.storage.fencing import Fence, NewerAttempt
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.patience import PROMPT
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.stops import StopRequests
-from ddm_ray.storage.store import Store
-from ddm_ray.storage.versions import versions
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.retries import SHORT_RETRIES
+from ddm_ray.store.store import Store
 from ddm_ray.train.claiming import begin_attempt
 from ddm_ray.train.failures import failure_note, hang_note
 from ddm_ray.train.job import TrainJob
@@ -58,7 +58,7 @@ class Membership:
         self.identity = run.identity(job.artifact)
         self.attempt = Attempt(run.store, job.artifact, number)
         # Heartbeats, notes and deletions aren't worth minutes of waiting for storage.
-        self.prompt_attempt = Attempt(Store(run.url, PROMPT), job.artifact, number)
+        self.prompt_attempt = Attempt(Store(run.url, SHORT_RETRIES), job.artifact, number)
         self._watcher = StorageWatcher(self.attempt, launch) if dist.get_rank() == 0 else None
 
     def __enter__(self) -> Self:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from ddm_ray.errors import TrainingError
-from ddm_ray.storage.attempts import Attempt
+from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.train.heartbeat import TRAINING, Heartbeat
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.step_sync import Agreed

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ddm_ray.errors import CorruptArtifact, DriftError, StorageError
-from ddm_ray.storage.attempts import saved_states
-from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.manifest import NAME, read_manifest
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import saved_states
+from ddm_ray.run.info import StateInfo
+from ddm_ray.run.manifest import NAME, read_manifest
+from ddm_ray.store.store import Store
 from ddm_ray.train import state
 from ddm_ray.train.membership import Membership
 from ddm_ray.train.progress import TrainProgress

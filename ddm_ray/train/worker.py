@@ -11,12 +11,12 @@ from torch import nn
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.jobs.launches import Launch
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.patience import PATIENT, Patience
-from ddm_ray.storage.refusals import refusal
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.refusals import refusal
+from ddm_ray.store.retries import LONG_RETRIES, RetryPolicy
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.deepspeed_setup import load_deepspeed
@@ -45,20 +45,20 @@ def train(
     placement: TrainPlacement,
     notice: Callable[[], bool] = lambda: False,
     launch: Launch | None = None,
-    patience: Patience = PATIENT,
+    retry_policy: RetryPolicy = LONG_RETRIES,
 ) -> None:
     """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
 
     Goes on from the newest sound state of any earlier attempt. `notice` says whether this rank has to leave: all ranks
     then save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any. Storage
-    that is away is tried again with `patience`.
+    that is away is tried again with `retry_policy`.
 
     Raises Stopped, once a state is saved, if storage has a request to stop; Superseded once a newer attempt has taken
     this one's place, and saves nothing then; TrainingError for a gradient that isn't finite, OutOfMemory for a
     micro-batch that memory is too small for, CorruptArtifact or MissingArtifact for its rows, DriftError for a job that
     began with another configuration, StorageError for storage that stays away.
     """
-    run = Run.open(run_url, patience)
+    run = Run.open(run_url, retry_policy)
     if run.finished(artifact):
         return
     load_deepspeed()

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.errors import CorruptArtifact, DataError, TruncatedWeights
-from ddm_ray.storage import sealed
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import evaluation
-from ddm_ray.storage.info import EvaluationInfo, StateInfo, WeightsInfo
-from ddm_ray.storage.manifest import (
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.run.graph import evaluation
+from ddm_ray.run.info import EvaluationInfo, StateInfo, WeightsInfo
+from ddm_ray.run.manifest import (
     NAME,
     SCHEMA,
     FileRecord,
@@ -25,8 +24,8 @@ from ddm_ray.storage.manifest import (
     sha256,
     verify,
 )
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 
 WHERE = "/runs/a/experts/003/_MANIFEST.json"
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

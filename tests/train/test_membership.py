@@ -6,11 +6,11 @@ from itertools import count
 import pytest
 
 from ddm_ray.errors import OutOfMemory, Preempted, Stopped, Superseded
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.jobs.stops import ask, stop_key
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.stops import ask, stop_key
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.train import membership
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.membership import Membership

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ddm_ray.errors import TrainingError
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.train.job import train_job
 from ddm_ray.train.meter import Meter
 from ddm_ray.train.progress import TrainProgress

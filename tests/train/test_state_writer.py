@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ddm_ray.errors import StorageError, Superseded
-from ddm_ray.storage.attempts import Attempt, SavedState, saved_states
-from ddm_ray.storage.manifest import Identity
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import Attempt, SavedState, saved_states
+from ddm_ray.run.manifest import Identity
+from ddm_ray.store.store import Store
 from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.state_writer import MAX_REFUSED_STATES, StateWriter
 from ddm_ray.train.step_sync import Agreed, Flags
