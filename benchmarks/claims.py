@@ -20,7 +20,7 @@ import torch
 TRAIN = """
 import sys
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 from ddm_ray.train.local import train
 train(sys.argv[1], [Artifact(each) for each in sys.argv[3:]], TrainPlacement.model_validate_json(sys.argv[2]))
 """

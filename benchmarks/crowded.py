@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 from claims import Claim, Report, options  # noqa: E402
 
-from ddm_ray.storage.attempts import claimed  # noqa: E402
-from ddm_ray.storage.graph import ROUTER  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
+from ddm_ray.jobs.attempts import claimed  # noqa: E402
+from ddm_ray.run.graph import ROUTER  # noqa: E402
+from ddm_ray.run.run import Run  # noqa: E402
 from tests.conftest import ddm  # noqa: E402
 from tests.processes import crowd  # noqa: E402
 from tests.train.results import checksums_of  # noqa: E402

@@ -32,7 +32,7 @@ from data_compute import add, measure_kmeans, measure_loader, measure_sampling, 
 from PIL import Image
 
 from ddm_ray.config import load_recipe
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 
 # Core seconds, of a loop's: throughput at least 0.95 of it. Peak memory, of that of few rows.
 MOST_PREPARE, MOST_MEMORY = 1 / 0.95, 1.15

@@ -25,8 +25,8 @@ from ddm_ray.data.partition.shards import WrittenShard, commit_shard
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import column, data_dtype, shard_file_schema
-from ddm_ray.storage.graph import expert, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert, shard
+from ddm_ray.run.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import train_job
 

@@ -30,7 +30,7 @@ def run_prepare(url: str, chunk_rows: str) -> None:
     from ddm_ray.data.prepare.stage import prepare
     from ddm_ray.placement import PreparePlacement
     from ddm_ray.ray_session import ray_session
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     run = Run.open(url)
     first: list[float] = []
@@ -49,7 +49,7 @@ def run_prepare(url: str, chunk_rows: str) -> None:
 def run_partition(url: str) -> None:
     """The stage."""
     from ddm_ray.data.partition.stage import partition
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     began = time.perf_counter()
     partition(Run.open(url))

@@ -37,10 +37,10 @@ from ddm_ray.evaluate.samples import (  # noqa: E402
     portions,
     request_of,
 )
+from ddm_ray.run.chunk_records import recorded_keys  # noqa: E402
+from ddm_ray.run.graph import evaluation  # noqa: E402
+from ddm_ray.run.run import Run  # noqa: E402
 from ddm_ray.sampling.batches import batches  # noqa: E402
-from ddm_ray.storage.chunk_records import recorded_keys  # noqa: E402
-from ddm_ray.storage.graph import evaluation  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
 from tests.random_run import make_run  # noqa: E402
 
 MEASURES = ("memory", "rows", "loop")
@@ -54,7 +54,7 @@ EVALUATE = """
 import sys
 from ddm_ray.evaluate.run import evaluate
 from ddm_ray.memory import taken_bytes
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 evaluate(Run.open(sys.argv[1]))
 print(taken_bytes("VmHWM"))
 """

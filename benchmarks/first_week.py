@@ -34,10 +34,10 @@ from claims import Claim, Report, measuring  # noqa: E402
 from messy_photos import CLASSES, Messy, write_messy, write_parquet, write_tars  # noqa: E402
 from terminal import Terminal, by_name, kill, killed_after, one_by_one, with_a_trainer  # noqa: E402
 
-from ddm_ray.storage.attempts import claimed  # noqa: E402
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROUTER, ROWS, evaluation, shard  # noqa: E402
-from ddm_ray.storage.info import RowsInfo  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
+from ddm_ray.jobs.attempts import claimed  # noqa: E402
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROUTER, ROWS, evaluation, shard  # noqa: E402
+from ddm_ray.run.info import RowsInfo  # noqa: E402
+from ddm_ray.run.run import Run  # noqa: E402
 from tests.processes import crowd  # noqa: E402
 from tests.train.results import checksums_of  # noqa: E402
 

@@ -21,7 +21,7 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.flops import num_parameters, training_flops_per_row
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 from ddm_ray.train import local
 from ddm_ray.train.objectives import Batch, ExpertLoss
 

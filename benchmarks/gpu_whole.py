@@ -23,10 +23,10 @@ from ddm_ray.config import load_recipe
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import SideBySide, serial
+from ddm_ray.jobs.attempts import Attempt, saved_states
 from ddm_ray.placement import PreparePlacement, TrainPlacement
-from ddm_ray.storage.attempts import Attempt, saved_states
-from ddm_ray.storage.graph import Artifact, expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact, expert
+from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 
 if TYPE_CHECKING:

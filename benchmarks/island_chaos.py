@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT))
 from claims import Claim, Report, options  # noqa: E402
 
 from ddm_ray.errors import DDMError  # noqa: E402
-from ddm_ray.storage.attempts import Attempt, claimed  # noqa: E402
-from ddm_ray.storage.graph import Artifact, wanted_of  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
-from ddm_ray.storage.status import status  # noqa: E402
+from ddm_ray.jobs.attempts import Attempt, claimed  # noqa: E402
+from ddm_ray.jobs.status import status  # noqa: E402
+from ddm_ray.run.graph import Artifact, wanted_of  # noqa: E402
+from ddm_ray.run.run import Run  # noqa: E402
 from tests.conftest import BIN, ddm, wait_for  # noqa: E402
 from tests.data.s3 import s3_server, upload  # noqa: E402
 from tests.islands.network import Machine, Network, lacks, network  # noqa: E402

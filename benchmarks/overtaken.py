@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from claims import Claim, Report, options
 
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.train.background import Background
 from tests.train.ray.site import Site
 from tests.train.results import apart

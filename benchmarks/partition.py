@@ -33,9 +33,9 @@ from ddm_ray.data.prepare.finalize import commit
 from ddm_ray.data.prepare.records import EmbeddedRows, SourcePlan, rows_store, store_rows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, rows_schema
 from ddm_ray.data.sources import Unit
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import PARTITION, ROWS
-from ddm_ray.storage.run import Run
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import PARTITION, ROWS
+from ddm_ray.run.run import Run
 
 SIZES = {"rows": 1_000_000, "fewer": 200_000, "nodes": 3, "store_mib": 1024, "sample_rows": 1_000_000}
 QUICK = {"rows": 20_000, "fewer": 10_000, "nodes": 3, "store_mib": 128, "sample_rows": 1_000_000}

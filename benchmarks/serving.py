@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own runs of ran
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import SampleRequest
@@ -34,7 +35,6 @@ from ddm_ray.serve.deployments import multiplexed_engines
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
 MEASURES = ("engine", "latency", "calls", "throughput", "overload", "experts", "swaps")

@@ -74,7 +74,7 @@ class ServedCluster:
 
 def configuration(run: str, port: int, options: Callable[[str], dict[str, Any]], **args: Any) -> dict[str, Any]:
     """A configuration of Serve for a run of any number of experts; `options` of each deployment by its name."""
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     names = [f"expert-{k:03d}" for k in range(Run.open(run).config.partition.num_clusters)]
     shared = {"ray_actor_options": {"num_cpus": 0.1}, "max_ongoing_requests": 1000}

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from serving_cluster import cluster_serving
 from serving_load import Answer, Client, closed_loop
 
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import mixture_info
-from ddm_ray.storage.run import Run
 
 
 def measure_scaling(run: str, args: Any, report: Report) -> None:

@@ -22,8 +22,8 @@ from serving_load import Client, Served, serving
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' own runs of random weights
 
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_models
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
 STRATEGIES = ("once", "top-1", "top-2", "full")

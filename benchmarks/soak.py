@@ -29,8 +29,8 @@ sys.path.insert(0, str(ROOT))
 from claims import Claim, Report, options  # noqa: E402
 from goodput import Costs, Hit, fault_seconds  # noqa: E402
 
-from ddm_ray.storage.graph import expert  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
+from ddm_ray.run.graph import expert  # noqa: E402
+from ddm_ray.run.run import Run  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 from tests.faults import Fault, Training, inject  # noqa: E402
 from tests.random_run import make_data  # noqa: E402

@@ -25,13 +25,13 @@ sys.path.insert(0, str(ROOT))
 
 from claims import Claim, Report, measuring  # noqa: E402
 
-from ddm_ray.islands.presence import PresenceKeeper  # noqa: E402
-from ddm_ray.islands.roll_call import RollCall  # noqa: E402
-from ddm_ray.storage.attempts import Attempt, heartbeat  # noqa: E402
-from ddm_ray.storage.graph import expert  # noqa: E402
-from ddm_ray.storage.observer import LIST_SECONDS, Observer  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
-from ddm_ray.storage.status import survey  # noqa: E402
+from ddm_ray.islands.list_workers import WorkerTable  # noqa: E402
+from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat  # noqa: E402
+from ddm_ray.jobs.attempts import Attempt, heartbeat  # noqa: E402
+from ddm_ray.jobs.observer import LIST_SECONDS, Observer  # noqa: E402
+from ddm_ray.jobs.status import survey  # noqa: E402
+from ddm_ray.run.graph import expert  # noqa: E402
+from ddm_ray.run.run import Run  # noqa: E402
 from ddm_ray.watch.loop import PAID_EVERY_SECONDS  # noqa: E402
 from tests.conftest import BIN, wait_for  # noqa: E402
 from tests.data.s3 import BUCKET, s3_server, upload  # noqa: E402
@@ -60,11 +60,11 @@ def measure_look(args: argparse.Namespace, server: str, report: Report) -> None:
     """What looks at a run of many experts ask for."""
     made = make_fleet(f"s3://{BUCKET}/fleet", args.experts, args.training, args.finished)
     at_work = made.experts[args.finished : args.finished + args.training]
-    islands = [PresenceKeeper(made.store, f"island-{number}") for number in range(args.islands)]
+    islands = [WorkerHeartbeat(made.store, f"island-{number}") for number in range(args.islands)]
     name = f"{args.experts} experts, {args.training} train, {args.islands} islands"
     with leading_through(server) as wire:
         run = Run.open(made.url)
-        observer, calls, beats = Observer(run, partial(survey, run)), RollCall(run.store, LIST_SECONDS), 1
+        observer, calls, beats = Observer(run, partial(survey, run)), WorkerTable(run.store, LIST_SECONDS), 1
 
         def look(now: float, *looks: Callable[[float], object]) -> Counter[str]:
             nonlocal beats

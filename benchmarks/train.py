@@ -36,8 +36,8 @@ from train_turns import Side, both, in_turns
 
 from ddm_ray.config import load_recipe
 from ddm_ray.cores import WAIT_ASLEEP
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 
 # Times of a step: speed at least 0.97 of the plain loop's, and 0.95 of one expert's alone.
 MOST_STACK, MOST_TWO = 1 / 0.97, 1 / 0.95

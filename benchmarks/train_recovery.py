@@ -21,7 +21,7 @@ from typing import Any
 from claims import Claim, Report
 from data_compute import add
 
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 
 ARTIFACT = Artifact("experts/000")
 # Seconds, for 95 kills of 100.
@@ -35,7 +35,7 @@ def kills(url: str, many: int) -> list[dict[str, float]]:
     """Seconds from each kill until there is a new process, until it claims an attempt, until its first step is done."""
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.ray_session import ray_session
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
     from ddm_ray.train.ray.launch import train_all
 
     run, recoveries = Run.open(url), []
@@ -113,7 +113,7 @@ def parts(url: str) -> dict[str, float]:
 
     from ddm_ray.data.loading.loader import Loader
     from ddm_ray.placement import TrainPlacement
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
     from ddm_ray.train import local
     from ddm_ray.train.attempt import TrainAttempt
     from ddm_ray.train.batches import RankBatches

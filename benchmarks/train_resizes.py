@@ -15,7 +15,7 @@ from typing import Any
 
 from claims import Claim, Report
 
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 
 ARTIFACT = Artifact("experts/000")
 STEPS = 30
@@ -92,7 +92,7 @@ def differences(url: str, other: str) -> tuple[float, float]:
     """Largest absolute differences of two finished runs: of the losses, of the EMA weights."""
     from safetensors.torch import load
 
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     def read(run: Run, file: str) -> dict[str, Any]:
         return load(run.read(ARTIFACT, f"{run.require(ARTIFACT).info['weights']}/{file}"))

@@ -23,11 +23,11 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
     import torch
 
     from ddm_ray.config import TrainConfig
+    from ddm_ray.jobs.attempts import claim
     from ddm_ray.models.dit import DiT
     from ddm_ray.placement import TrainPlacement
-    from ddm_ray.storage.attempts import claim
-    from ddm_ray.storage.manifest import Identity
-    from ddm_ray.storage.store import Store
+    from ddm_ray.run.manifest import Identity
+    from ddm_ray.store.store import Store
     from ddm_ray.train import local
     from ddm_ray.train.engine import Engine
     from ddm_ray.train.saving import StateSaver, TrainProgress

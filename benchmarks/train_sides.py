@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 
 SCRIPTS = Path(__file__).parent
 LOOK_SECONDS = 0.2
@@ -41,8 +41,8 @@ class Watched:
         self._thread.join()
 
     def _watch(self) -> None:
-        from ddm_ray.storage.attempts import heartbeat
-        from ddm_ray.storage.run import Run
+        from ddm_ray.jobs.attempts import heartbeat
+        from ddm_ray.run.run import Run
 
         store, ready = Run.open(self._url).store, False
         while not self._over.wait(LOOK_SECONDS):
@@ -65,7 +65,7 @@ def run_stack(url: str, checkpoint_steps: int, *artifacts: Artifact) -> None:
     """Train artifacts at once as `ddm train` does, on a private Ray."""
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.ray_session import ray_session
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
     from ddm_ray.train.ray.launch import train_all
 
     with ray_session("local"), Watched(url, artifacts) as watched:
@@ -79,7 +79,7 @@ def run_loop(url: str, artifact: Artifact) -> None:
 
     from ddm_ray.data.loading.loader import load_rows
     from ddm_ray.placement import TrainPlacement
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
     from ddm_ray.train import local
     from ddm_ray.train.engine import Engine
     from ddm_ray.train.job import train_job

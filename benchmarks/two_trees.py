@@ -34,7 +34,7 @@ def prepare(folder: Path, source: str, settings: tuple[str, ...] = ()) -> float:
     from ddm_ray.config import load_recipe
     from ddm_ray.data.prepare.stage import prepare as stage
     from ddm_ray.data.sharded.serial import serial
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     run = Run.create(str(folder / "run"), load_recipe("tiny", (f"data.source={source}", *settings)))
     began = time.perf_counter()
@@ -61,7 +61,7 @@ def loader(folder: Path) -> float:
     import torch
 
     from ddm_ray.data.loading.loader import Loader
-    from ddm_ray.storage.graph import shard
+    from ddm_ray.run.graph import shard
     from tests.random_run import make_data
 
     run = make_data(str(folder / "run"), num_rows=60_000, row_group_rows=8192)
@@ -74,10 +74,10 @@ def loader(folder: Path) -> float:
 
 def state(folder: Path) -> float:
     """Seconds of six states, written as training writes them."""
-    from ddm_ray.storage.attempts import claim
-    from ddm_ray.storage.info import StateInfo
-    from ddm_ray.storage.manifest import FileRecord, Identity
-    from ddm_ray.storage.store import Store
+    from ddm_ray.jobs.attempts import claim
+    from ddm_ray.run.info import StateInfo
+    from ddm_ray.run.manifest import FileRecord, Identity
+    from ddm_ray.store.store import Store
 
     attempt, data = claim(Store(str(folder)), "experts/000"), os.urandom(64 * 2**20)
     began = time.perf_counter()
@@ -152,7 +152,7 @@ def host(folder: Path) -> float:
 
 def _training(folder: Path, settings: tuple[str, ...]) -> float:
     began = time.perf_counter()
-    from ddm_ray.storage.graph import expert
+    from ddm_ray.run.graph import expert
     from ddm_ray.train import local
     from tests.random_run import make_data
 

@@ -6,12 +6,12 @@ from functools import partial
 
 from ddm_ray.config import load_recipe
 from ddm_ray.cores import usable_cores
+from ddm_ray.jobs.job_files import list_jobs
+from ddm_ray.jobs.status import status
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.remedies import Fix
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation
-from ddm_ray.storage.job_files import list_jobs
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation
+from ddm_ray.run.run import Run
 from ddm_ray.watch.live_view import LiveView
 
 NAME = "demo"

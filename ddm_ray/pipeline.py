@@ -19,6 +19,7 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import arguments, foreign, pretrained, relocation
 from ddm_ray.sampling.batches import joined
 from ddm_ray.sampling.call import Label, Prompt, call_of, label_of
@@ -37,7 +38,6 @@ from ddm_ray.sampling.run_models import (
     sampling_settings,
 )
 from ddm_ray.sampling.steps import TENSORS, StepCallback, StepEnds, tensor_inputs
-from ddm_ray.storage.run import Run
 
 MAX_DECODED = 8
 """Latents that an autoencoder decodes at once; it takes far more memory than they do."""

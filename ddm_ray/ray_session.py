@@ -22,7 +22,7 @@ from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
 from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, NO_WATCHER, TOKEN_LOADER
 from ddm_ray.remedies import Give
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.disk import locked
+from ddm_ray.store.disk import locked
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.

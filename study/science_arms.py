@@ -30,14 +30,14 @@ from ddm_ray.evaluate.measure import reference_of
 from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.samples import BATCH, here, one_thread
+from ddm_ray.jobs.published import Weights
 from ddm_ray.pictures.images import to_unit
 from ddm_ray.placement import PreparePlacement, TrainPlacement
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Artifact
+from ddm_ray.run.info import PartitionInfo, TrainedInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Artifact
-from ddm_ray.storage.info import PartitionInfo, TrainedInfo
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 from science_forecast import forecast
 from science_plan import DENSE, Arm, Plan
 from science_uses import USES

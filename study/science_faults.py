@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.mixture import group_rows, mix, posterior
 from ddm_ray.core.routing import draw, keep, keep_top, parse_strategy
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import Models, monolith_info
-from ddm_ray.storage.run import Run
 
 Weigh = Callable[[Tensor, torch.Generator], Tensor]
 """Weights (B, K) by the posterior (B, K), some of them by chance."""

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.samples import one_thread
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models
-from ddm_ray.storage.run import Run
 
 FLAT = 1e-12
 """Least variance along an axis at t = 0."""

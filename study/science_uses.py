@@ -21,10 +21,10 @@ from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.evaluate.samples import BATCH, one_thread
+from ddm_ray.jobs.published import Weights, published
+from ddm_ray.run.graph import Artifact, trained_of
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import Models, monolith_info
-from ddm_ray.storage.graph import Artifact, trained_of
-from ddm_ray.storage.published import Weights, published
-from ddm_ray.storage.run import Run
 from science_faults import FAULTS, faulty
 from science_plan import Arm
 

@@ -22,7 +22,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "benchmarks"))
 from claims import Claim, Report, options
 
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, experts_of
+from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, Artifact, experts_of
 from ddm_ray.train.replay import make_replay
 from studies import BY_NAME, Data, flops, made, metrics, trained, variant
 

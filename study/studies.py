@@ -20,9 +20,9 @@ from ddm_ray.data.sharded.serial import serial  # noqa: E402
 from ddm_ray.evaluate.run import evaluate, read_metrics  # noqa: E402
 from ddm_ray.evaluate.samples import one_thread  # noqa: E402
 from ddm_ray.placement import TrainPlacement  # noqa: E402
-from ddm_ray.storage.graph import Artifact  # noqa: E402
-from ddm_ray.storage.info import TrainedInfo  # noqa: E402
-from ddm_ray.storage.run import Run  # noqa: E402
+from ddm_ray.run.graph import Artifact  # noqa: E402
+from ddm_ray.run.info import TrainedInfo  # noqa: E402
+from ddm_ray.run.run import Run  # noqa: E402
 
 NAME = "study"
 

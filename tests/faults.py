@@ -13,10 +13,10 @@ from enum import Enum
 from pathlib import Path
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.attempts import claimed, heartbeat
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import claimed, heartbeat
+from ddm_ray.run.graph import expert
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from tests.conftest import BIN, wait_for
 from tests.processes import began, family
 from tests.train.ray.nodes import Node, Nodes

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import Info
-from ddm_ray.storage.manifest import FileRecord, Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import Info
+from ddm_ray.run.manifest import FileRecord, Manifest
+from ddm_ray.run.run import Run
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "RowsInfo": {

@@ -1,8 +1,8 @@
 """Weights published without training."""
 
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.info import WeightsInfo
-from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.run.info import WeightsInfo
+from ddm_ray.run.manifest import FileRecord, Identity, Manifest
 
 
 def publish_weights(attempt: Attempt, step: int, identity: Identity, files: dict[str, bytes]) -> tuple[str, Manifest]:

@@ -30,14 +30,14 @@ from ddm_ray.data.schema import (
     to_parquet,
 )
 from ddm_ray.data.texts import null_text_bytes
+from ddm_ray.jobs.attempts import claim
 from ddm_ray.models import weights
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.router import Router
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import CENTROIDS, MONOLITH, PARTITION, REPORT, ROUTER, ROWS, Artifact, shard
-from ddm_ray.storage.manifest import NAME, Manifest, sha256
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, MONOLITH, PARTITION, REPORT, ROUTER, ROWS, Artifact, shard
+from ddm_ray.run.manifest import NAME, Manifest, sha256
+from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 
 
 class StoreMeter:

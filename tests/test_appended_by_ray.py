@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ddm_ray.cli import main
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, expert
+from ddm_ray.run.info import RowsInfo, TrainedInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_network
-from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, expert
-from ddm_ray.storage.info import RowsInfo, TrainedInfo
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model
 from tests.data.appended import sums, write_digits

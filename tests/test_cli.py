@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from ddm_ray import cli
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.arguments import listed
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
 from tests.conftest import BIN, ROOT, ddm
 from tests.random_run import make_data, make_run
 from tests.sampling import tiny_components

@@ -17,8 +17,8 @@ from ddm_ray.config import (
 )
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import ConfigError, DataError
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.run import Run
 
 AUGMENTATION = {"fit": "pad", "horizontal_flips": "true", "crop_margin": "2"}
 

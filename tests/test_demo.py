@@ -12,10 +12,10 @@ import torch
 from click.testing import CliRunner
 
 from ddm_ray.cli import main, stages
+from ddm_ray.jobs.attempts import claimed, heartbeat
+from ddm_ray.run.graph import MONOLITH, ROUTER, evaluation, expert
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_model
-from ddm_ray.storage.attempts import claimed, heartbeat
-from ddm_ray.storage.graph import MONOLITH, ROUTER, evaluation, expert
-from ddm_ray.storage.run import Run
 from tests.conftest import BIN, heed_ctrl_c, wait_for
 from tests.train.background import Background
 

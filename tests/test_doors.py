@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ddm_ray.cli import main
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
+from ddm_ray.run.run import Run
 from tests.conftest import ISLANDS, ROOT, SUBMIT, Island, ddm, submit
 from tests.random_run import make_data, make_run
 from tests.readme import section

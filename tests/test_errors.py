@@ -14,7 +14,7 @@ from ddm_ray.errors import CorruptArtifact, DataError, DDMError, StorageError, T
 from ddm_ray.exit_codes import exit_code
 from ddm_ray.remedies import Begin, Fix, Give, Make, Resume
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.refusals import as_storage_error, refusal
+from ddm_ray.store.refusals import as_storage_error, refusal
 
 # Each fix with its words in a library and on the command line.
 FIXES: dict[Fix, tuple[str, str]] = {

@@ -9,8 +9,8 @@ from ddm_ray import errors
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import DDMError
 from ddm_ray.exit_codes import exit_code
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from tests.conftest import ddm
 from tests.storage.jobs import finish
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from tests.conftest import ddm
 from tests.random_run import make_data
 from tests.train.conftest import SHORT

@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from ddm_ray.cli import main
-from ddm_ray.storage.graph import ROUTER
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROUTER
+from ddm_ray.run.run import Run
 from tests.conftest import BIN, ROOT, answers, end, wait_for
 from tests.readme import commands_of
 

@@ -12,11 +12,11 @@ from ddm_ray.config import load_recipe
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import ROWS, expert, shard
-from ddm_ray.storage.manifest import Identity
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.run.graph import ROWS, expert, shard
+from ddm_ray.run.manifest import Identity
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.foreign_files import plant, require_kept
 from tests.random_run import make_run
 from tests.storage.artifacts import save_state

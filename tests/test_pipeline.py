@@ -14,14 +14,14 @@ from ddm_ray.config import load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import CorruptArtifact, MissingArtifact, RunError, SamplingError
+from ddm_ray.jobs.attempts import claim
 from ddm_ray.models import weights
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.spec import denoiser_spec
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.graph import MONOLITH, Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import Models, load_model, mixture_info, monolith_info
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import MONOLITH, Artifact
-from ddm_ray.storage.run import Run
 from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 from tests.random_run import make_run

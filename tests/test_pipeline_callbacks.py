@@ -10,8 +10,8 @@ from torch import Tensor
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import SamplingError
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.noise import initial_noise
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
 CALL = {"class_labels": [1, 2, 3], "seeds": 1, "num_inference_steps": 4, "output_type": "latent"}

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ddm_ray.errors import SamplingError
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import foreign
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.offload import OffloadedToHost
-from ddm_ray.storage.run import Run
 from tests.pretend_gpu import PretendGPU
 from tests.random_run import make_run
 from tests.sampling import tiny_components

@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 
 from ddm_ray.cli import main
 from ddm_ray.data.images import png
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import PARTITION, ROUTER, ROWS, owner_rows, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, owner_rows, shard
+from ddm_ray.run.run import Run
 from ddm_ray.watch.gauges import GAUGES
 from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.data.hub import hub_server

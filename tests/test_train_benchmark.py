@@ -12,14 +12,14 @@ from types import ModuleType
 
 import pytest
 
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = "--quick --measure saving --repeats 2 --width 24 --depth 1"
 CLAIM_AND_BEAT = """
 import sys
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.store.store import Store
 attempt = claim(Store(sys.argv[1]), "experts/000")
 attempt.beat({"phase": "starting"})
 attempt.beat({"phase": "training", "step": 1, "first": 0})

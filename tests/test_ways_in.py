@@ -11,12 +11,12 @@ from ddm_ray.cli.fixes import by, next_of
 from ddm_ray.cli.recipes import page
 from ddm_ray.config import load_recipe, read_yaml, recipe_names
 from ddm_ray.errors import DataError
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.launches import Launch, noted
 from ddm_ray.models import hub
 from ddm_ray.remedies import Resume
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import ROUTER
-from ddm_ray.storage.launches import Launch, noted
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROUTER
+from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.data.sources.test_sources import write_folder
 from tests.random_run import make_data

@@ -7,8 +7,8 @@ from torch import nn
 
 from ddm_ray.models.dit import DiT
 from ddm_ray.models.router import Router
-from ddm_ray.storage.graph import ROUTER
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROUTER
+from ddm_ray.run.run import Run
 from tests.random_run import make_texts, publish
 from tests.sampling import tiny_components
 

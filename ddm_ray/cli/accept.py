@@ -7,7 +7,7 @@ import click
 from ddm_ray.cli.command import INDEX, MODELS, RUN, OneOf, main, say, trained, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
-from ddm_ray.storage.graph import Artifact, replay
+from ddm_ray.run.graph import Artifact, replay
 
 
 @main.command()
@@ -31,10 +31,10 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
     """
     from functools import partial
 
+    from ddm_ray.jobs.describe import describe
+    from ddm_ray.jobs.status import status, survey
+    from ddm_ray.run.run import Run
     from ddm_ray.sampling.acceptance import accept as accept_artifact
-    from ddm_ray.storage.describe import describe
-    from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import status, survey
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)

@@ -33,7 +33,7 @@ def append(run_url: str, settings: tuple[str, ...], source: str | None) -> None:
     """
     from ddm_ray.config.longer import parse_steps
     from ddm_ray.data.append import append as begin
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     appending = begin(Run.open(run_url), parse_steps(settings), source)
     new = appending.new

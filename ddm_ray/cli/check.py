@@ -13,7 +13,7 @@ from ddm_ray.cli.islands import islands
 from ddm_ray.cli.launch import chosen_islands
 from ddm_ray.errors import ConfigError, RayError, StorageError
 from ddm_ray.placement import Island
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 
 LONGEST_SECONDS = 150.0
 """Time after which a job that hasn't ended is stopped."""
@@ -36,7 +36,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
       ddm islands check s3://lab/run7 --islands islands.yaml
       ddm islands check s3://lab/run7 --islands islands.yaml --island north
     """
-    from ddm_ray.storage.versions import versions
+    from ddm_ray.jobs.versions import versions
 
     run = Run.open(run_url)
     sites = chosen_islands(file, names)
@@ -75,8 +75,8 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
 
 
 def _checked(run: Run, island: Island, line: str, interrupted: threading.Event) -> tuple[bool, list[str]]:
-    from ddm_ray.islands.conduct import complaint
     from ddm_ray.islands.jobs import JobsAPI
+    from ddm_ray.islands.supervisor import complaint
 
     island.require_run(run.url)
     if island.jobs is None:

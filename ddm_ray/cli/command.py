@@ -15,8 +15,8 @@ from ddm_ray import __version__
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
+from ddm_ray.run.graph import EXTRAS, KINDS, Artifact, expert
 from ddm_ray.spelling import meant, spelled_out
-from ddm_ray.storage.graph import EXTRAS, KINDS, Artifact, expert
 
 RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."
 SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.steps=500. May be given many times."
@@ -175,7 +175,7 @@ def say(text: str, err: bool = False) -> None:
 
 def say_extensions(run: Any) -> None:
     """Name the runs that train on where this one ends: nobody who works on it meets them."""
-    from ddm_ray.storage.extend import extensions
+    from ddm_ray.jobs.extend import extensions
 
     for url in extensions(run):
         say_extension(url)
@@ -234,9 +234,9 @@ def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], me
     """
     from functools import partial
 
-    from ddm_ray.storage.describe import describe
-    from ddm_ray.storage.run import Run
-    from ddm_ray.storage.status import status
+    from ddm_ray.jobs.describe import describe
+    from ddm_ray.jobs.status import status
+    from ddm_ray.run.run import Run
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)

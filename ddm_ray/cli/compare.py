@@ -88,8 +88,8 @@ def _features(text: str) -> "EmbedderConfig":
 def _sides(texts: tuple[str, ...]) -> "list[Side]":
     """The evaluations meant, each under the shortest name that tells them apart."""
     from ddm_ray.evaluate.compare import Side
-    from ddm_ray.storage.graph import NAME_PATTERN
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.graph import NAME_PATTERN
+    from ddm_ray.run.run import Run
 
     named: list[tuple[Run, str]] = []
     for text in texts:

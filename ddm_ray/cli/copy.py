@@ -30,9 +30,9 @@ def copy(source: str, destination: str, artifact: str | None) -> None:
     With partition.method=given no row leaves its owner: shards are copied as their manifests alone, and what else is
     made of rows isn't copied.
     """
-    from ddm_ray.storage import copying
-    from ddm_ray.storage.graph import Artifact
-    from ddm_ray.storage.run import Run
+    from ddm_ray.jobs import copying
+    from ddm_ray.run.graph import Artifact
+    from ddm_ray.run.run import Run
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(source)

@@ -20,8 +20,8 @@ from ddm_ray.cli.command import (
     warn,
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import ClusterFit, ReportInfo, RowsInfo
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import ClusterFit, ReportInfo, RowsInfo
 
 
 @main.command()
@@ -73,7 +73,7 @@ def prepare(
     """
     from ddm_ray.data.prepare import stage as preparing
     from ddm_ray.placement import load_island
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
     site = load_island(islands, island)
@@ -111,7 +111,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
     """Print which images a finished artifact of rows left out and why, and what its labels mean."""
     from ddm_ray.data.prepare.records import REJECTED
     from ddm_ray.data.reasons import CUT
-    from ddm_ray.storage.graph import ROWS
+    from ddm_ray.run.graph import ROWS
 
     info = RowsInfo.of(run.require(artifact))
     if info.rejected:
@@ -176,7 +176,7 @@ def partition(
     where each machine holds its share. Kill this command at any moment; the same command continues.
     """
     from ddm_ray.placement import load_island
-    from ddm_ray.storage.graph import PARTITION, REPORT, shard
+    from ddm_ray.run.graph import PARTITION, REPORT, shard
 
     site = load_island(islands, island)
     site.require_run(run_url)

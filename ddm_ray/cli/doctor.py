@@ -7,8 +7,8 @@ import click
 from ddm_ray.cli.command import ISLAND, ISLANDS, RUN, main, say, with_extras
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.placement import Island, load_island
-from ddm_ray.storage.graph import wanted_of
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import wanted_of
+from ddm_ray.run.run import Run
 
 if TYPE_CHECKING:
     from ddm_ray.islands.checks import Machine
@@ -47,7 +47,7 @@ def doctor(
       ddm doctor s3://lab/run7 --islands islands.yaml --island north      on a machine of north
     """
     from ddm_ray.islands.checks import check
-    from ddm_ray.storage.examination import examine
+    from ddm_ray.jobs.examination import examine
 
     run = Run.open(run_url)
     site = Island.from_json(island or "", placement) if placement else load_island(islands, island)

@@ -10,7 +10,7 @@ import click
 from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make, say, warn
 from ddm_ray.cli.devices import DEVICE, device_of
 from ddm_ray.errors import ConfigError, DriftError
-from ddm_ray.storage.graph import NAME_PATTERN, Artifact
+from ddm_ray.run.graph import NAME_PATTERN, Artifact
 
 
 @main.command()
@@ -52,7 +52,7 @@ def evaluate(
       ddm evaluate s3://lab/run7 --name large --ray --islands islands.yaml --island room-2
     """
     from ddm_ray.placement import load_island
-    from ddm_ray.storage.graph import evaluation
+    from ddm_ray.run.graph import evaluation
 
     if not on_ray and (islands or island or address):
         raise ConfigError("--islands, --island and --address say where Ray samples: add --ray, or leave them out")
@@ -88,7 +88,7 @@ def show_evaluation(run: Any, name: str) -> None:
     """Print the table of a finished evaluation, what to know of it, and where its files are."""
     from ddm_ray.evaluate.report import print_table
     from ddm_ray.evaluate.run import read_metrics
-    from ddm_ray.storage.graph import evaluation
+    from ddm_ray.run.graph import evaluation
 
     metrics = read_metrics(run, name)
     for text in print_table(metrics).split("\n"):

@@ -31,8 +31,8 @@ def extend(run_url: str, settings: tuple[str, ...]) -> None:
     """
     from ddm_ray.cli.fixes import command
     from ddm_ray.config.longer import parse_steps
-    from ddm_ray.storage.extend import extend as begin
-    from ddm_ray.storage.run import Run
+    from ddm_ray.jobs.extend import extend as begin
+    from ddm_ray.run.run import Run
 
     extended = begin(Run.open(run_url), parse_steps(settings))
     for artifact, step in extended.goes_on.items():

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Resume
-from ddm_ray.storage.graph import ROUTER, Artifact
+from ddm_ray.run.graph import ROUTER, Artifact
 
 if TYPE_CHECKING:
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
 
 def phrase(fix: Fix) -> str:
@@ -41,7 +41,7 @@ def next_of(run: "Run", run_url: str) -> str:
     That is the first model that nobody has begun, of experts and router; else a look at those that train, or samples.
     `run_url` is the name that the run was given.
     """
-    from ddm_ray.storage.job_files import list_jobs
+    from ddm_ray.jobs.job_files import list_jobs
 
     models = [*run.experts, ROUTER]
     files = list_jobs(run.store, models)

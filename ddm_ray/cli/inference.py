@@ -11,7 +11,7 @@ from ddm_ray.cli.command import ADDRESS, RUN, OneOf, main, say
 from ddm_ray.cli.devices import DEVICE, device_of, served_device
 from ddm_ray.cli.field_options import FieldsCommand
 from ddm_ray.errors import ConfigError
-from ddm_ray.storage.graph import EXTRAS
+from ddm_ray.run.graph import EXTRAS
 
 
 @main.command(cls=FieldsCommand, model="ddm_ray.config:SamplingSettings")
@@ -208,9 +208,9 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
         DDMPipeline.from_run(run_url).save_pretrained(folder, overwrite=overwrite)
         say(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
         return
+    from ddm_ray.run.run import Run
     from ddm_ray.sampling.card import model_card
     from ddm_ray.sampling.dense_export import save_dense
-    from ddm_ray.storage.run import Run
 
     run = Run.open(run_url)
     components = DDMPipeline.from_run(run, model=model).components
@@ -252,9 +252,9 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
     from pydantic import ValidationError
 
     from ddm_ray.config import invalid_fields
+    from ddm_ray.run.run import Run
     from ddm_ray.serve.app import serve_run
     from ddm_ray.serve.args import ServeArgs
-    from ddm_ray.storage.run import Run
 
     for name in ("token_file", "pin_file"):
         path = others[name]

@@ -6,8 +6,8 @@ from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say
 from ddm_ray.cli.fixes import words
 from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Give
-from ddm_ray.storage.graph import Artifact, trained_of
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact, trained_of
+from ddm_ray.run.run import Run
 
 WHY = click.option("--why", default="", metavar="TEXT", help="Reason, shown to whoever looks.")
 
@@ -36,10 +36,10 @@ def list_workers(run_url: str) -> None:
     \b
       ddm islands list s3://lab/run7
     """
-    from ddm_ray.islands.roll_call import line, roll_call
+    from ddm_ray.islands.list_workers import line, list_workers
 
     run = Run.open(run_url)
-    calls = roll_call(run.store)
+    calls = list_workers(run.store)
     for presence, lives in sorted(calls.items(), key=lambda call: call[0].id):
         say(line(presence, lives))
     if not calls:
@@ -58,7 +58,7 @@ def drain(run_url: str, name: str, why: str) -> None:
     \b
       ddm islands drain s3://lab/run7 room-2 --why "the room is cleaned on Friday"
     """
-    from ddm_ray.storage.stops import ask, drain_key
+    from ddm_ray.jobs.stops import ask, drain_key
 
     run = Run.open(run_url)
     asked = ask(run.store, drain_key(name), why)
@@ -76,7 +76,7 @@ def stop(run_url: str, model: str, index: int | None, why: str) -> None:
     \b
       ddm islands stop s3://lab/run7 expert 3
     """
-    from ddm_ray.storage.stops import ask, stop_key
+    from ddm_ray.jobs.stops import ask, stop_key
 
     run = Run.open(run_url)
     artifact = _trained(run, model, index)
@@ -97,7 +97,7 @@ def resume(run_url: str, what: tuple[str, ...]) -> None:
       ddm islands resume s3://lab/run7 room-2
       ddm islands resume s3://lab/run7 expert 3
     """
-    from ddm_ray.storage.stops import drain_key, stop_key, take_back
+    from ddm_ray.jobs.stops import drain_key, stop_key, take_back
 
     run = Run.open(run_url)
     model, *index = what

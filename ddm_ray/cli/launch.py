@@ -13,14 +13,14 @@ import click
 from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, say, warn, with_extras
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, RayAway, RayError, StorageError
+from ddm_ray.jobs.status import Status
 from ddm_ray.placement import Island
 from ddm_ray.remedies import Give
-from ddm_ray.storage.graph import Artifact, wanted_of
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status
+from ddm_ray.run.graph import Artifact, wanted_of
+from ddm_ray.run.run import Run
 
 if TYPE_CHECKING:
-    from ddm_ray.islands.conduct import Conductor, IslandJob
+    from ddm_ray.islands.supervisor import IslandJob, JobSupervisor
 
 # Longest time for a detached launch to hear of every island.
 DETACHED_SECONDS = 120.0
@@ -47,7 +47,7 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
       ddm launch s3://lab/run7 --islands islands.yaml
       ddm launch s3://lab/run7 --islands islands.yaml --island north --detach
     """
-    from ddm_ray.islands.conduct import Conductor
+    from ddm_ray.islands.supervisor import JobSupervisor
 
     run = Run.open(run_url)
     islands = chosen_islands(file, names)
@@ -63,18 +63,18 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
                 named.add(name)
                 say(f"{name} names no Jobs API; start this on it: {work_line(run.url, island, extras)}")
 
-    conductor = Conductor(run.url, islands, entrypoint)
+    supervisor = JobSupervisor(run.url, islands, entrypoint)
     tell_of_others(islands)
     say("by hand:")
-    for island in conductor.islands.values():
+    for island in supervisor.islands.values():
         say(f"  {submit_line(run.url, island, extras)}")
     if not dry_run:
         artifacts = wanted_of(run.config, extras)
-        with conductor:
+        with supervisor:
             if detach:
-                jobs, finished = _submitted(conductor), False
+                jobs, finished = _submitted(supervisor), False
             else:
-                jobs, finished = _watched(conductor, run, artifacts, _File(file, names, conductor, tell_of_others))
+                jobs, finished = _watched(supervisor, run, artifacts, _File(file, names, supervisor, tell_of_others))
         if finished:
             say(f"all that {run.url} trains is finished")
         else:
@@ -113,14 +113,14 @@ class _File:
         self,
         path: str,
         names: tuple[str, ...],
-        conductor: "Conductor",
+        supervisor: "JobSupervisor",
         tell_of_others: Callable[[Mapping[str, Island]], None],
     ):
         """Of the islands in it those that `names` has, all if that is empty, are conducted.
 
         `tell_of_others` is told of them, since some may have no Jobs API.
         """
-        self._path, self._names, self._conductor, self._tell_of_others = path, names, conductor, tell_of_others
+        self._path, self._names, self._conductor, self._tell_of_others = path, names, supervisor, tell_of_others
         self._read, self._problem = time.monotonic(), ""
 
     def keep_as_it_says(self) -> set[str]:
@@ -143,28 +143,28 @@ class _File:
         return before.keys() - self._conductor.islands.keys()
 
 
-def _submitted(conductor: "Conductor") -> "list[IslandJob]":
+def _submitted(supervisor: "JobSupervisor") -> "list[IslandJob]":
     """The islands' jobs once each island has answered, or it has taken too long."""
     deadline = time.monotonic() + DETACHED_SECONDS
     while True:
-        jobs = conductor.look()
+        jobs = supervisor.look()
         if all(job.state != "away" for job in jobs) or time.monotonic() > deadline:
             return jobs
         time.sleep(0.2)
 
 
 def _watched(
-    conductor: "Conductor", run: Run, artifacts: Sequence[Artifact], file: "_File"
+    supervisor: "JobSupervisor", run: Run, artifacts: Sequence[Artifact], file: "_File"
 ) -> "tuple[list[IslandJob], bool]":
     """The islands' jobs once the run is finished, which is the second, or nothing is left to do; shown meanwhile."""
-    from ddm_ray.islands.conduct import SETTLED
-    from ddm_ray.storage.observer import Observer
-    from ddm_ray.storage.status import survey
+    from ddm_ray.islands.supervisor import SETTLED
+    from ddm_ray.jobs.observer import Observer
+    from ddm_ray.jobs.status import survey
     from ddm_ray.watch.live_view import LiveView
     from ddm_ray.watch.loop import pause_of
 
     observer, statuses, looked, warned = Observer(run, partial(survey, run)), list[Status](), -math.inf, False
-    with LiveView(run.url, [*artifacts, *conductor.islands], clock=False, phrase=phrase) as view:
+    with LiveView(run.url, [*artifacts, *supervisor.islands], clock=False, phrase=phrase) as view:
         while True:
             if time.monotonic() - looked >= pause_of(run):
                 looked = time.monotonic()
@@ -178,7 +178,7 @@ def _watched(
             done = sum(each.fraction for each in statuses) / len(artifacts)
             for gone in file.keep_as_it_says():
                 view.show(gone, min(0.99, done), "kept no more: the file has it no longer; its job goes on")
-            jobs = conductor.look()
+            jobs = supervisor.look()
             for job in jobs:
                 view.show(job.island, min(0.99, done), _words(job), job.state in ("failed", "away"))
             finished = bool(statuses) and all(each.state == "finished" for each in statuses)

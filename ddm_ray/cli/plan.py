@@ -15,7 +15,7 @@ from ddm_ray.spelling import amount
 
 if TYPE_CHECKING:
     from ddm_ray.islands.plan import RunPlan
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
 
 @main.command()
@@ -39,7 +39,7 @@ def plan(
       ddm plan s3://lab/run7 --islands islands.yaml --island north       on a machine of north
     """
     from ddm_ray.placement import load_island
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.run import Run
 
     run, site = Run.open(run_url), load_island(islands, island)
     site = site.model_copy(update={"train": placed(site.train, gpu)})
@@ -66,7 +66,7 @@ def outlook(run: "Run") -> None:
 def _planned(run: "Run", site: Any, extras: list[str], measures: bool) -> "RunPlan":
     from ddm_ray.cores import usable_cores
     from ddm_ray.islands.plan import plan as plan_run
-    from ddm_ray.storage.graph import wanted_of
+    from ddm_ray.run.graph import wanted_of
 
     trained = wanted_of(run.config, extras)
     if not site.name:

@@ -34,8 +34,8 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
       ddm train centre router
     """
     from ddm_ray.placement import load_island
-    from ddm_ray.storage.graph import replay as replay_of
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.graph import replay as replay_of
+    from ddm_ray.run.run import Run
     from ddm_ray.train.replay import images_of, make_replay, require_replay
 
     run = Run.open(run_url)

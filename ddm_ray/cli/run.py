@@ -43,8 +43,8 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     from ddm_ray.config import load_recipe
     from ddm_ray.data.prepare.stage import require_known_sizes
     from ddm_ray.data.sources import absolute_name, open_source
-    from ddm_ray.storage.graph import beginnings_of
-    from ddm_ray.storage.run import Run
+    from ddm_ray.run.graph import beginnings_of
+    from ddm_ray.run.run import Run
 
     config = load_recipe(recipe, settings)
     source = absolute_name(config.data.source)
@@ -110,11 +110,11 @@ def status(run_url: str, as_json: bool) -> None:
       ddm status runs/digits
       ddm status runs/digits --json
     """
-    from ddm_ray.storage.describe import line
-    from ddm_ray.storage.launches import last_loss
-    from ddm_ray.storage.observer import survey_once
-    from ddm_ray.storage.run import Run
-    from ddm_ray.storage.versions import differences
+    from ddm_ray.jobs.describe import line
+    from ddm_ray.jobs.launches import last_loss
+    from ddm_ray.jobs.observer import survey_once
+    from ddm_ray.jobs.versions import differences
+    from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
     if as_json:
@@ -138,7 +138,7 @@ def status(run_url: str, as_json: bool) -> None:
 
 def _say_how_far(run: Any) -> None:
     """Name the runs that train on where this one ends, each with how far it is."""
-    from ddm_ray.storage.extension_status import extension_statuses
+    from ddm_ray.jobs.extension_status import extension_statuses
 
     for extension in extension_statuses(run):
         say_extension(extension.url)
@@ -148,10 +148,10 @@ def _say_how_far(run: Any) -> None:
 
 def _as_json(run: Any) -> dict[str, Any]:
     """All that `status` says, but for the remedies."""
-    from ddm_ray.storage.describe import describe
-    from ddm_ray.storage.extension_status import extension_statuses
-    from ddm_ray.storage.observer import survey_once
-    from ddm_ray.storage.versions import differences
+    from ddm_ray.jobs.describe import describe
+    from ddm_ray.jobs.extension_status import extension_statuses
+    from ddm_ray.jobs.observer import survey_once
+    from ddm_ray.jobs.versions import differences
 
     statuses = survey_once(run)
     artifacts = [
@@ -230,10 +230,10 @@ def watch(
     next attempt begins by itself. A job that stays stalled has no process left that could begin one: run its command
     again.
     """
-    from ddm_ray.islands.roll_call import RollCall
-    from ddm_ray.storage.describe import line
-    from ddm_ray.storage.observer import LIST_SECONDS, survey_once
-    from ddm_ray.storage.run import Run
+    from ddm_ray.islands.list_workers import WorkerTable
+    from ddm_ray.jobs.describe import line
+    from ddm_ray.jobs.observer import LIST_SECONDS, survey_once
+    from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
     if once:
@@ -259,7 +259,7 @@ def watch(
             hook.post(event)
 
     # On a disk nobody counts requests.
-    calls = RollCall(run.store, 0.0 if run.store.local else LIST_SECONDS)
+    calls = WorkerTable(run.store, 0.0 if run.store.local else LIST_SECONDS)
     try:
         loop.watch(run, _gauges(run.url, host, prometheus), on_event, warn, every, stalled_after, phrase, calls.rows)
     finally:

@@ -8,7 +8,7 @@ from ddm_ray.cli.command import RUN, main
 from ddm_ray.spelling import amount
 
 if TYPE_CHECKING:
-    from ddm_ray.storage.tidy import Leftover
+    from ddm_ray.run.garbage import Leftover
 
 
 @main.command()
@@ -28,8 +28,8 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
       ddm tidy runs/digits --delete
       ddm tidy s3://lab/run7 --milestones --delete
     """
-    from ddm_ray.storage.run import Run
-    from ddm_ray.storage.tidy import delete, leftovers
+    from ddm_ray.run.garbage import delete, leftovers
+    from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
     left = leftovers(run, milestones)

@@ -26,7 +26,7 @@ from ddm_ray.cli.command import (
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import by, next_of, phrase
 from ddm_ray.errors import ConfigError, DDMError
-from ddm_ray.storage.graph import Artifact, wanted_of
+from ddm_ray.run.graph import Artifact, wanted_of
 
 ALL = "all"
 
@@ -70,10 +70,10 @@ def train(
       ddm train runs/digits student
       ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
     """
+    from ddm_ray.jobs.launches import Launch, noted
+    from ddm_ray.jobs.stops import StopRequests
     from ddm_ray.placement import load_island
-    from ddm_ray.storage.launches import Launch, noted
-    from ddm_ray.storage.run import Run
-    from ddm_ray.storage.stops import StopRequests
+    from ddm_ray.run.run import Run
     from ddm_ray.submitted import submitted_job
 
     run = Run.open(run_url)
@@ -98,7 +98,7 @@ def train(
             site = site.model_copy(update={"train": placed(site.train, gpu)})
             for input_artifact in run.inputs(artifact):
                 run.require(input_artifact)
-            from ddm_ray.storage.describe import describe
+            from ddm_ray.jobs.describe import describe
 
             def watch(statuses: list[Any]) -> None:
                 for job in statuses:
@@ -120,8 +120,8 @@ def _train_all(
     run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
     """Train what isn't finished yet of these artifacts, under one live view, and print what each is then."""
-    from ddm_ray.storage.describe import describe
-    from ddm_ray.storage.status import status
+    from ddm_ray.jobs.describe import describe
+    from ddm_ray.jobs.status import status
     from ddm_ray.watch.live_view import LiveView
 
     def tell(artifact: Artifact, before: str = "") -> None:

@@ -13,7 +13,7 @@ from ddm_ray.cli.train import sharing_idle_cores
 from ddm_ray.errors import ConfigError
 from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.remedies import Give
-from ddm_ray.storage.graph import Artifact, trained_of, wanted_of
+from ddm_ray.run.graph import Artifact, trained_of, wanted_of
 
 
 @main.command()
@@ -69,13 +69,13 @@ def work(
       ddm work s3://bucket/run7 --islands islands.yaml --island room-2
       ddm work s3://bucket/run7 --island hospital-2 --only expert:2
     """
-    from ddm_ray.islands.board import Board, work_of
-    from ddm_ray.islands.presence import PresenceKeeper, last_speed
+    from ddm_ray.islands.run_view import RunObserver, work_of
     from ddm_ray.islands.work import IslandWorker
+    from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, last_speed
+    from ddm_ray.jobs.stops import island_prefix
     from ddm_ray.placement import Island, load_island
     from ddm_ray.ray_session import keep_logs, losses_of_ray, ray_session, require_ray
-    from ddm_ray.storage.run import Run
-    from ddm_ray.storage.stops import island_prefix
+    from ddm_ray.run.run import Run
     from ddm_ray.submitted import submitted_job
     from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.launch import train_all
@@ -102,7 +102,7 @@ def work(
     heed_sigterm()
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
     with (
-        PresenceKeeper(run.store, site.name, lease, **fields) as keeper,
+        WorkerHeartbeat(run.store, site.name, lease, **fields) as keeper,
         LiveView(
             f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
         ) as view,
@@ -129,7 +129,7 @@ def work(
             # Its row tells of the whole run; only what is committed is wholly done.
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
-        board = Board(run, trained, work_of(run))
+        board = RunObserver(run, trained, work_of(run))
         worker = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job)
         end = worker.run_to_end()
     say(f"{site.name}: {end}")

@@ -8,11 +8,11 @@ from ddm_ray.data.prepare.new_files import NewFiles, list_new, rows_so_far
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.sources import absolute_name
 from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.jobs.extend import place_of
+from ddm_ray.run.extension import Appended, Extension
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.beginnings import begin, require_beginnings
-from ddm_ray.storage.extend import place_of
-from ddm_ray.storage.extension import Appended, Extension
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS
-from ddm_ray.storage.run import Run
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 
 from ddm_ray.data.schema import CHECKED_PAGES, read_parquet
 from ddm_ray.errors import StorageError
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 
 FOOTER_BYTES = 2**16
 WHOLE_BYTES = 2**20

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ddm_ray.errors import StorageError
 from ddm_ray.remedies import Give
-from ddm_ray.storage.disk import locked
-from ddm_ray.storage.refusals import as_storage_error
+from ddm_ray.store.disk import locked
+from ddm_ray.store.refusals import as_storage_error
 
 # Locks of a folder that hosts share may not be: each removes its own leftovers alone.
 PREFIX = f"ddm-scratch-{platform.node()}-"

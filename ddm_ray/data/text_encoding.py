@@ -14,9 +14,9 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.shard_files import null_text_of, require_shard
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import ShardInfo
+from ddm_ray.run.run import Run
 
 FIRST = (None, "", "0")
 """Values of LOCAL_RANK of a process that is alone, or the first of its machine."""

@@ -15,11 +15,11 @@ from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loading.shard_files import null_text_of
 from ddm_ray.errors import DriftError, MissingArtifact
+from ddm_ray.jobs.published import Weights, published
+from ddm_ray.run.graph import ROUTER, Artifact, shard, trained_of
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models, row_networks, settings_of
-from ddm_ray.storage.graph import ROUTER, Artifact, shard, trained_of
-from ddm_ray.storage.published import Weights, published
-from ddm_ray.storage.run import Run
 
 DENSE: tuple[ModelKind, ...] = ("monolith", "student")
 """Dense models, in the order in which they are shown."""

@@ -24,8 +24,8 @@ from ddm_ray.evaluate.run import read_metrics
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, here, one_thread
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
-from ddm_ray.storage.graph import EXTRAS, evaluation
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import EXTRAS, evaluation
+from ddm_ray.run.run import Run
 
 SHOWN_CLASSES, SHOWN_EACH = 10, 3
 

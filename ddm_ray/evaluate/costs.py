@@ -3,13 +3,13 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.weights import build
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, trained_of
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, trained_of
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 from ddm_ray.train.job import train_job
 
 

@@ -12,9 +12,9 @@ from typing import Any, Self
 from safetensors import SafetensorError
 
 from ddm_ray.errors import CorruptArtifact, DriftError
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.train.heldout import GROUPS, measurements
 from ddm_ray.train.state import CURVE, read_curve
 

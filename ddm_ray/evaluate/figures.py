@@ -14,9 +14,9 @@ from ddm_ray.core.streams import SeedPurpose, seeds
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.candidates import Decode
 from ddm_ray.pictures.grid import GridRow, grid
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, monolith_info
-from ddm_ray.storage.run import Run
 
 MAX_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
 COLUMNS = 12  # at least, where there are fewer classes than fill them

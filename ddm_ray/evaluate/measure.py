@@ -31,15 +31,15 @@ from ddm_ray.evaluate.reference import ReferenceRecord, make_reference
 from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
+from ddm_ray.run.graph import PARTITION, Artifact
+from ddm_ray.run.info import PartitionInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, mixture_info
-from ddm_ray.storage.graph import PARTITION, Artifact
-from ddm_ray.storage.info import PartitionInfo
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 from ddm_ray.train.job import train_job
 
 

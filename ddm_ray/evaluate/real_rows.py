@@ -16,8 +16,8 @@ from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import DataError
 from ddm_ray.evaluate.candidates import Decode
-from ddm_ray.storage.graph import Artifact, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact, shard
+from ddm_ray.run.run import Run
 
 KEPT_BYTES = 2**30
 """Bytes of real rows in memory, at most, as images and with their texts; of a larger set there are so many."""

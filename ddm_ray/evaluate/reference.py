@@ -30,11 +30,11 @@ from ddm_ray.evaluate.distances import Gaussian, moments
 from ddm_ray.evaluate.features import FeatureNet, load_embedder, see, train_features
 from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.images import to_bytes, to_unit
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import Artifact, reference, shard
-from ddm_ray.storage.info import ReferenceInfo
-from ddm_ray.storage.manifest import Identity
-from ddm_ray.storage.run import Run
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import Artifact, reference, shard
+from ddm_ray.run.info import ReferenceInfo
+from ddm_ray.run.manifest import Identity
+from ddm_ray.run.run import Run
 
 CHUNK_ROWS = 1024
 """Rows of a chunk: what a kill costs, at most."""

@@ -12,7 +12,7 @@ from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, columns, measure
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
 from ddm_ray.pictures.page import page
-from ddm_ray.storage.graph import EXTRAS
+from ddm_ray.run.graph import EXTRAS
 
 MOSAICS = "mosaics of real rows"
 """Name of the line of what a measure must find bad."""

@@ -30,11 +30,11 @@ from ddm_ray.evaluate.samples import (
     request_of,
 )
 from ddm_ray.models.clip import Clip
+from ddm_ray.run.graph import MONOLITH, Artifact, evaluation
+from ddm_ray.run.info import EvaluationInfo
+from ddm_ray.run.manifest import FileRecord, Manifest
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import validate
-from ddm_ray.storage.graph import MONOLITH, Artifact, evaluation
-from ddm_ray.storage.info import EvaluationInfo
-from ddm_ray.storage.manifest import FileRecord, Manifest
-from ddm_ray.storage.run import Run
 
 REPORT = "_report/REPORT.json"
 """Names the file that holds what was measured, before the manifest makes it count."""

@@ -24,12 +24,12 @@ from ddm_ray.data.sharded.serial import SideBySide
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.evaluate.candidates import Candidate, Lineup, decoder
 from ddm_ray.evaluate.real_rows import prompts_of
+from ddm_ray.jobs.published import Weights
 from ddm_ray.pictures.images import to_unit
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.manifest import Identity
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.manifest import Identity
-from ddm_ray.storage.published import Weights
 
 BATCH = 256
 

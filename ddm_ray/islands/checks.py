@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from ddm_ray.data.loading.cache import cache_root
 from ddm_ray.errors import StorageError
 from ddm_ray.islands.needs import ModelNeeds
+from ddm_ray.jobs.examination import broken_word
+from ddm_ray.jobs.versions import versions as installed
 from ddm_ray.memory import total_bytes
 from ddm_ray.models.hub import out_of_reach
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.spelling import amount
-from ddm_ray.storage.examination import broken_word
-from ddm_ray.storage.refusals import refusal
-from ddm_ray.storage.store import Store
-from ddm_ray.storage.versions import versions as installed
+from ddm_ray.store.refusals import refusal
+from ddm_ray.store.store import Store
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import inf
 from statistics import median_low
 
+from ddm_ray.run.graph import Artifact
 from ddm_ray.spelling import duration
-from ddm_ray.storage.graph import Artifact
 
 SOONER = 1.3
 """Times as long as this worker that the holder of a job would still need, from which the job is taken over."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from ddm_ray.errors import ConfigError, RayAway, RayError
 from ddm_ray.spelling import printable
-from ddm_ray.storage.refusals import refusal
+from ddm_ray.store.refusals import refusal
 
 SECONDS, SUBMIT_SECONDS = 20.0, 60.0
 """Longest time for an answer; a submission waits for the island's job agent."""

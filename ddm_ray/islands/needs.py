@@ -9,17 +9,17 @@ from typing import Any
 from torch import nn
 
 from ddm_ray.config import RunConfig
+from ddm_ray.jobs.job_files import list_jobs
+from ddm_ray.jobs.status import status
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.hub import encoders_in_training
 from ddm_ray.models.spec import denoiser_spec, router_spec
 from ddm_ray.models.text import known_parameters
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact, shard, shards_of
-from ddm_ray.storage.job_files import list_jobs
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
+from ddm_ray.run.graph import Artifact, shard, shards_of
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from ddm_ray.train.estimate import bytes_a_parameter
 from ddm_ray.train.job import TrainJob, train_job
 

@@ -18,11 +18,11 @@ from ddm_ray.errors import DDMError
 from ddm_ray.islands.needs import LIBRARIES_BYTES, ModelNeeds, needs_of
 from ddm_ray.memory import free_bytes
 from ddm_ray.placement import Island, TrainPlacement
+from ddm_ray.run.graph import PARTITION, ROWS, Artifact
+from ddm_ray.run.info import PartitionInfo, RowsInfo
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.graph import PARTITION, ROWS, Artifact
-from ddm_ray.storage.info import PartitionInfo, RowsInfo
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
 
 # Of an embedding whose network isn't loaded, and of the thumbnail beside latents.
 _EMBEDDING_DIM, _THUMBNAIL_BYTES = 768, 3000

@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable
 
 from ddm_ray.islands.choose import OpenJob
-from ddm_ray.islands.presence import LEASE_SECONDS
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.job_files import list_jobs
-from ddm_ray.storage.job_status import START_SECONDS
-from ddm_ray.storage.judge import Sightings
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.stops import ask, launch_stop_key
+from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.jobs.job_files import list_jobs
+from ddm_ray.jobs.job_status import START_SECONDS
+from ddm_ray.jobs.judge import Sightings
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.stops import ask, launch_stop_key
+from ddm_ray.run.run import Run
 
 
 class TakeOver:

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ddm_ray.errors import DDMError, RayError, Stopped, StorageError, Superseded
-from ddm_ray.islands.board import Board, View, take_key
 from ddm_ray.islands.choose import OpenJob, choose
-from ddm_ray.islands.presence import LEASE_SECONDS, PresenceKeeper
+from ddm_ray.islands.run_view import RunObserver, RunView, take_key
 from ddm_ray.islands.takeover import TakeOver
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch, noted
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status
-from ddm_ray.storage.stops import StopRequests, ask, asked, drain_key, launch_stop_key
-from ddm_ray.storage.store import Store
+from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS, WorkerHeartbeat
+from ddm_ray.jobs.launches import Launch, noted
+from ddm_ray.jobs.status import Status
+from ddm_ray.jobs.stops import StopRequests, ask, asked, drain_key, launch_stop_key
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.train.lookout import LOOK_SECONDS
 
 IDLE_SECONDS, PAID_IDLE_SECONDS = 2.0, 10.0
@@ -77,8 +77,8 @@ class IslandWorker:
     def __init__(
         self,
         run: Run,
-        keeper: PresenceKeeper,
-        board: Board,
+        keeper: WorkerHeartbeat,
+        board: RunObserver,
         train: Train,
         report: Report,
         require_room: Callable[[], None] = lambda: None,
@@ -107,7 +107,7 @@ class IslandWorker:
             self._act(view)
         return "asked to leave"
 
-    def _look(self) -> View | None:
+    def _look(self) -> RunView | None:
         """The run as it is, once storage can be asked; None if the process is to leave before."""
         warned = False
         while True:
@@ -123,7 +123,7 @@ class IslandWorker:
                 return None
             time.sleep(self._idle)
 
-    def _act(self, view: View) -> None:
+    def _act(self, view: RunView) -> None:
         """Train something, or wait for the time until the next look."""
         if view.ahead:
             where = " ".join(filter(None, (view.ahead.host, view.ahead.job)))
@@ -144,13 +144,13 @@ class IslandWorker:
             raise error  # others may go on: nothing is left that this island could do
         self._wait(view, choice.reason + (f"; failed here: {error}" if error else ""))
 
-    def _wait(self, view: View, reason: str) -> None:
+    def _wait(self, view: RunView, reason: str) -> None:
         with suppress(StorageError):
             self._keeper.tell(holds="", waits=_TIME.sub("", reason))
         self._report(view.statuses, f"waits: {reason}")
         time.sleep(self._idle)
 
-    def _take(self, view: View, job: OpenJob) -> bool:
+    def _take(self, view: RunView, job: OpenJob) -> bool:
         """Train the job; False if another worker has taken it first."""
         store, artifact = self._run.store, job.artifact
         begun = Launch(artifact, island=self._island, job=self._job)

@@ -1,13 +1,13 @@
 """Acceptance of what islands have made: looked at byte by byte, then it counts for whoever builds on it."""
 
 from ddm_ray.errors import CorruptArtifact
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models.spec import spec_of
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import NETWORK, network_bytes, parse_network
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 
 
 def accept(run: Run, artifact: Artifact, replace: bool = False) -> Manifest:

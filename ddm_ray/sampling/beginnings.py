@@ -17,13 +17,13 @@ from ddm_ray.models import weights
 from ddm_ray.models.fingerprints import fingerprint_of
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.spec import spec_of
+from ddm_ray.run.graph import EXTRAS, Artifact, beginning_of, part_of, trained_of
+from ddm_ray.run.info import BeginningInfo
+from ddm_ray.run.manifest import FileRecord
+from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling.run_models import NETWORK, parse_network
 from ddm_ray.sampling.trained_networks import read_trained
-from ddm_ray.storage.graph import EXTRAS, Artifact, beginning_of, part_of, trained_of
-from ddm_ray.storage.info import BeginningInfo
-from ddm_ray.storage.manifest import FileRecord
-from ddm_ray.storage.run import RUN_FILE, Run
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 
 
 @dataclass(frozen=True)

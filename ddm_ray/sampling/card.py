@@ -2,10 +2,10 @@
 
 from ddm_ray import __version__
 from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.run.graph import PARTITION, ROWS, Artifact
+from ddm_ray.run.info import EvaluationInfo, PartitionInfo, RowsInfo, TrainedInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import ModelKind
-from ddm_ray.storage.graph import PARTITION, ROWS, Artifact
-from ddm_ray.storage.info import EvaluationInfo, PartitionInfo, RowsInfo, TrainedInfo
-from ddm_ray.storage.run import Run
 
 CARD = """---
 library_name: diffusers

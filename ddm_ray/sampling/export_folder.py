@@ -14,9 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from ddm_ray import __version__
 from ddm_ray.errors import CorruptArtifact, SamplingError, StorageError
 from ddm_ray.models.third_party import read_json, require_size
+from ddm_ray.run.manifest import FileName, FileRecord
 from ddm_ray.sampling.components import INDEX
-from ddm_ray.storage.manifest import FileName, FileRecord
-from ddm_ray.storage.sealed import seal
+from ddm_ray.store.checksummed import seal
 
 CARD = "README.md"
 """The one file of an export that people go on writing: changed since, it is theirs."""

@@ -24,6 +24,7 @@ from ddm_ray.models.latents import Latents
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.models.third_party import MOST_BYTES, brief, parse_json, require_size
+from ddm_ray.run.manifest import FileName, FileRecord
 from ddm_ray.sampling.components import (
     CONFIG,
     INDEX,
@@ -41,8 +42,7 @@ from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of, matched
 from ddm_ray.sampling.verified import REMEDY, VerifiedFolder
 from ddm_ray.spelling import printable
-from ddm_ray.storage.manifest import FileName, FileRecord
-from ddm_ray.storage.sealed import seal, unseal
+from ddm_ray.store.checksummed import seal, unseal
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ABSENT = [None, None]

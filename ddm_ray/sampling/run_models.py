@@ -15,20 +15,20 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
 from ddm_ray.models.spec import spec_of
 from ddm_ray.parsing import parse_object
+from ddm_ray.run.graph import PARTITION, ROUTER, Artifact
+from ddm_ray.run.info import EvaluationInfo, PartitionInfo
+from ddm_ray.run.manifest import Identity, drift
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
 from ddm_ray.spelling import printable
-from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact
-from ddm_ray.storage.info import EvaluationInfo, PartitionInfo
-from ddm_ray.storage.manifest import Identity, drift
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 
 ModelKind = Literal["mixture", "monolith", "student"]
 """Words for what a run can sample with: its mixture, or a network that was trained on all rows."""

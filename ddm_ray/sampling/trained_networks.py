@@ -14,17 +14,17 @@ from torch import nn
 
 from ddm_ray.config import InitFrom, RunConfig
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.spec import spec_of
+from ddm_ray.run.graph import Artifact, expert, part_of, trained_of
+from ddm_ray.run.manifest import Identity, drift
+from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling import pretrained
 from ddm_ray.sampling.export_folder import is_ours
 from ddm_ray.sampling.run_models import network_bytes, parse_network
 from ddm_ray.spelling import printable
-from ddm_ray.storage.graph import Artifact, expert, part_of, trained_of
-from ddm_ray.storage.manifest import Identity, drift
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import RUN_FILE, Run
-from ddm_ray.storage.store import is_local
+from ddm_ray.store.store import is_local
 
 Spec = dict[str, Any]
 TRANSFORMER = "transformer"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddm_ray.errors import CorruptArtifact, MissingArtifact, StorageError, TruncatedWeights
-from ddm_ray.storage import local_disk
-from ddm_ray.storage.manifest import FileRecord, verify
+from ddm_ray.run.manifest import FileRecord, verify
+from ddm_ray.store import local_disk
 
 REMEDY = "save or fetch the pipeline again"
 

@@ -11,6 +11,7 @@ from ray import serve
 from torch import Tensor
 
 from ddm_ray.core.condition import Text
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import (
     ModelKind,
@@ -32,7 +33,6 @@ from ddm_ray.serve.replicas import Replicas
 from ddm_ray.serve.segments import OnSegment
 from ddm_ray.serve.service import ServedModel, Service
 from ddm_ray.serve.versions import Version, Versions
-from ddm_ray.storage.run import Run
 
 ENCODER, DECODER = "encoder", "decoder"
 

@@ -25,6 +25,8 @@ from ray.serve.schema import LoggingConfig
 from ddm_ray.errors import RunError, ServeError
 from ddm_ray.ray_session import gpus, on_head, ray_session
 from ddm_ray.remedies import Give
+from ddm_ray.run.graph import PARTITION
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.devices import AUTO
 from ddm_ray.sampling.run_models import row_networks
 from ddm_ray.serve.addresses import is_loopback, listening
@@ -39,9 +41,7 @@ from ddm_ray.serve.guard import TOKENS, Limits, read_tokens
 from ddm_ray.serve.meters import DENSE
 from ddm_ray.serve.versions import Version, Versions
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.graph import PARTITION
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import is_local
+from ddm_ray.store.store import is_local
 
 # Each part takes a small share of a core, so that all find room on a laptop; a config file gives more.
 NUM_CPUS = 0.1

@@ -16,16 +16,16 @@ from ddm_ray.config import DataConfig, Precision
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ServeError
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.remedies import Give
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.buckets import Buckets, Padded, bucket_sizes
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.graphs import Graphs
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import dtype_of, load_weights
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 
 Inputs = tuple[Tensor, Tensor, Condition]
 LOG = logging.getLogger("ray.serve")

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from ddm_ray.config import DataConfig, SamplingSettings
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.graph import ROUTER
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.packing import pack, pack_velocity, unpack, unpack_call
@@ -29,9 +32,6 @@ from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.velocities import Endpoint, VelocityServer
 from ddm_ray.serve.versions import LOG, Pair, Version, Versions
-from ddm_ray.storage.graph import ROUTER
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 
 KEEP_S = 60.0
 """Seconds for which weights that no request has any more stay at hand, as long as newer ones are used."""

@@ -7,6 +7,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from ddm_ray.config import DataConfig
+from ddm_ray.jobs.published import Weights
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.serve.computing import Networks
 from ddm_ray.serve.deployments import local_engine, multiplexed_engines
@@ -17,7 +18,6 @@ from ddm_ray.serve.replicas import Replicas
 from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, OnSegment, SegmentSampler
 from ddm_ray.serve.versions import LOG, LiveSampler, Version, Versions, follow
-from ddm_ray.storage.published import Weights
 
 Handle = DeploymentHandle[Any]
 LOAD_S = 900.0

@@ -13,17 +13,17 @@ import yaml
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError
+from ddm_ray.jobs.published import Weights, published
 from ddm_ray.remedies import Accept
+from ddm_ray.run.graph import EXTRAS, ROUTER, Artifact, trained_of
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.serve.answers import expert_name
 from ddm_ray.serve.engine import BatchEngine
 from ddm_ray.serve.multiplexed import Multiplexer
 from ddm_ray.serve.segments import OnStop, Sampled, SegmentSampler
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.graph import EXTRAS, ROUTER, Artifact, trained_of
-from ddm_ray.storage.published import Weights, published
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 
 LOG = logging.getLogger("ray.serve")
 PIN_BYTES = 2**16

@@ -22,16 +22,16 @@ from ddm_ray.errors import (
     StorageError,
     Superseded,
 )
+from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, saved_states
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.versions import versions
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run.info import StateInfo
+from ddm_ray.run.manifest import NAME, read_manifest
+from ddm_ray.run.run import Run
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, saved_states
-from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.manifest import NAME, read_manifest
-from ddm_ray.storage.patience import PROMPT
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
-from ddm_ray.storage.versions import versions
+from ddm_ray.store.retries import SHORT_RETRIES
+from ddm_ray.store.store import Store
 from ddm_ray.train import state
 from ddm_ray.train.claiming import begin_attempt
 from ddm_ray.train.engine import Engine
@@ -60,7 +60,7 @@ class TrainAttempt:
         self.job, self._elastic = job, placement.workers.elastic
         self.storage = Attempt(run.store, job.artifact, number)
         # What it tells of itself, or deletes, isn't worth minutes of waiting.
-        self._prompt_storage = Attempt(Store(run.url, PROMPT), job.artifact, number)
+        self._prompt_storage = Attempt(Store(run.url, SHORT_RETRIES), job.artifact, number)
         self._run, self.identity = run, run.identity(job.artifact)
         self._lineage = lineage
         self._telemetry = Telemetry(self._prompt_storage.store, self.storage.prefix) if self._rank == 0 else None

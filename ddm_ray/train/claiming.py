@@ -8,15 +8,15 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.cores import threads_for
+from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, claim, claimed
+from ddm_ray.jobs.fencing import require_standing
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.stops import StopRequests
+from ddm_ray.jobs.versions import versions
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim, claimed
-from ddm_ray.storage.fencing import require_standing
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.stops import StopRequests
-from ddm_ray.storage.store import Store
-from ddm_ray.storage.versions import versions
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.train.job import TrainJob
 
 FLOPS_PER_THREAD = 10**9

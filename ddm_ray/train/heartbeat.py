@@ -5,7 +5,7 @@ import time
 from threading import Condition, Thread
 from typing import Any
 
-from ddm_ray.storage.attempts import Attempt
+from ddm_ray.jobs.attempts import Attempt
 
 BEAT_SECONDS, MAX_BEAT_SECONDS = 1.0, 5.0
 CLOSE_SECONDS = 15.0

@@ -21,9 +21,9 @@ from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import DDMError
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run.info import HeldoutInfo
+from ddm_ray.run.run import Run
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.info import HeldoutInfo
-from ddm_ray.storage.run import Run
 from ddm_ray.train.batches import on_device
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective

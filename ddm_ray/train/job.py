@@ -21,9 +21,9 @@ from ddm_ray.models import weights
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec, spec_of
 from ddm_ray.remedies import Begin
-from ddm_ray.storage import graph
-from ddm_ray.storage.graph import Artifact, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run import graph
+from ddm_ray.run.graph import Artifact, shard
+from ddm_ray.run.run import Run
 from ddm_ray.train.objectives import DistillLoss, ExpertLoss, Masking, Objective, RouterLoss
 
 

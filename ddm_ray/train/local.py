@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.patience import PATIENT, Patience
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.retries import LONG_RETRIES, RetryPolicy
 from ddm_ray.train import worker
 from ddm_ray.train.consensus import backend
 
@@ -34,7 +34,7 @@ def train(
     run_url: str,
     artifacts: Iterable[Artifact],
     placement: TrainPlacement | None = None,
-    patience: Patience = PATIENT,
+    retry_policy: RetryPolicy = LONG_RETRIES,
 ) -> None:
     """Train artifacts of a run one after another in this process; those that are finished are left alone.
 
@@ -42,4 +42,4 @@ def train(
     """
     with world():
         for artifact in artifacts:
-            worker.train(run_url, artifact, placement or TrainPlacement(), patience=patience)
+            worker.train(run_url, artifact, placement or TrainPlacement(), retry_policy=retry_policy)

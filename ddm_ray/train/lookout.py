@@ -6,12 +6,12 @@ Whether a newer attempt has taken over while it was away, and whether it is aske
 from threading import Event, Thread
 
 from ddm_ray.errors import DDMError, Stopped
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.fencing import LOOK_SECONDS as LOOK_SECONDS
-from ddm_ray.storage.fencing import Fence, NewerAttempt
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.stops import StopRequests
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.jobs.fencing import LOOK_SECONDS as LOOK_SECONDS
+from ddm_ray.jobs.fencing import Fence, NewerAttempt
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.stops import StopRequests
+from ddm_ray.run.graph import Artifact
 
 
 class Lookout:

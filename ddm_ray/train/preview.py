@@ -13,11 +13,11 @@ from ddm_ray.models import weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
+from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.info import PartitionInfo, ShardInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, Models, matched, monolith_info, row_networks, settings_of
-from ddm_ray.storage.graph import PARTITION, shard
-from ddm_ray.storage.info import PartitionInfo, ShardInfo
-from ddm_ray.storage.run import Run
 
 MAX_CLASSES, PER_CLASS = 8, 4
 ROWS_WITHOUT_CLASSES = 4

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.errors import StorageError
+from ddm_ray.jobs.attempts import WEIGHTS as FOLDER
+from ddm_ray.jobs.attempts import Attempt, folders_of, step_of
+from ddm_ray.jobs.versions import versions
 from ddm_ray.models import weights
+from ddm_ray.run.info import TrainedInfo, WeightsInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import ModelKind
-from ddm_ray.storage.attempts import WEIGHTS as FOLDER
-from ddm_ray.storage.attempts import Attempt, folders_of, step_of
-from ddm_ray.storage.info import TrainedInfo, WeightsInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.versions import versions
 from ddm_ray.train.fragments import EMA
 from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob

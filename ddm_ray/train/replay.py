@@ -21,14 +21,14 @@ from ddm_ray.data.sharded.stage import ShareTold, make_chunks
 from ddm_ray.data.sharded.work import Executor, read_whole
 from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Begin
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import PARTITION, expert, replay
+from ddm_ray.run.info import PartitionInfo, ShardInfo
+from ddm_ray.run.manifest import Identity, Manifest
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, monolith_info
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import PARTITION, expert, replay
-from ddm_ray.storage.info import PartitionInfo, ShardInfo
-from ddm_ray.storage.manifest import Identity, Manifest
-from ddm_ray.storage.run import Run
 
 PORTION, BATCH = 1024, 256
 """Images of a file, and of those sampled at once."""

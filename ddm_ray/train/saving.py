@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from ddm_ray.errors import StorageError
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.run.info import StateInfo
+from ddm_ray.run.manifest import FileRecord, Identity
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.manifest import FileRecord, Identity
-from ddm_ray.storage.refusals import may_pass
+from ddm_ray.store.refusals import may_pass
 from ddm_ray.train import state
 from ddm_ray.train.snapshot import Snapshot
 

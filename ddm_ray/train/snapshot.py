@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddm_ray.storage.manifest import FileRecord
-from ddm_ray.storage.store import Store
+from ddm_ray.run.manifest import FileRecord
+from ddm_ray.store.store import Store
 from ddm_ray.train.fragments import EMA, RECORDS, Fragment
 from ddm_ray.train.state import INDEX, PART, Piece, cut, fingerprint, index_bytes, index_entry, part_header
 

@@ -22,9 +22,9 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.storage.manifest import FileRecord, Manifest, canonical, read_verified
-from ddm_ray.storage.sealed import parse_object
-from ddm_ray.storage.store import Store
+from ddm_ray.run.manifest import FileRecord, Manifest, canonical, read_verified
+from ddm_ray.store.checksummed import parse_object
+from ddm_ray.store.store import Store
 from ddm_ray.train.fragments import RECORDS, Fragment
 
 PART_BYTES = 64 * 2**20

@@ -19,18 +19,18 @@ from ddm_ray.core.routing import Strategy, parse_strategy
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models.spec import spec_of
+from ddm_ray.run.graph import PARTITION, ROUTER, Artifact, beginning_of
+from ddm_ray.run.info import PartitionInfo
+from ddm_ray.run.manifest import verify
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.beginnings import load_beginning
 from ddm_ray.sampling.driver import Experts, answers
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.run_models import NETWORK, load_network, network_bytes, parse_network
-from ddm_ray.storage.graph import PARTITION, ROUTER, Artifact, beginning_of
-from ddm_ray.storage.info import PartitionInfo
-from ddm_ray.storage.manifest import verify
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.refusals import as_storage_error
-from ddm_ray.storage.run import Run
+from ddm_ray.store.refusals import as_storage_error
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch
 

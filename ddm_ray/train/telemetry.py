@@ -14,7 +14,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import StorageError
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 
 FOLDER = "tensorboard"
 CLOSE_SECONDS = 15.0

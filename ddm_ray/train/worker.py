@@ -12,16 +12,16 @@ import torch.distributed as dist
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import ConfigError, CorruptArtifact, StorageError, TrainingError
+from ddm_ray.jobs.attempts import claimed
+from ddm_ray.jobs.launches import Launch
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.spelling import one_line
-from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.patience import PATIENT, Patience
-from ddm_ray.storage.refusals import refusal
-from ddm_ray.storage.run import Run
+from ddm_ray.store.refusals import refusal
+from ddm_ray.store.retries import LONG_RETRIES, RetryPolicy
 from ddm_ray.train.attempt import TrainAttempt, out_of_memory
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.compiling import keep_code, try_code
@@ -47,13 +47,13 @@ def train(
     placement: TrainPlacement,
     notice: Callable[[], bool] = lambda: False,
     launch: Launch | None = None,
-    patience: Patience = PATIENT,
+    retry_policy: RetryPolicy = LONG_RETRIES,
 ) -> None:
     """Train `artifact` to its last step and commit it. Every rank of the torch.distributed world calls this.
 
     Goes on from the newest sound state of any earlier attempt. `notice` says whether this rank is to leave: all then
     save a state and raise Preempted. The attempt's claim names the `launch` that it belongs to, if any. Storage that is
-    away is waited for with `patience`.
+    away is waited for with `retry_policy`.
 
     Raises Stopped, once a state is saved, where storage has a request to stop; Superseded once a newer attempt has
     taken this one's place, and saves nothing then; TrainingError for a
@@ -61,7 +61,7 @@ def train(
     MissingArtifact for its rows, DriftError for a job begun under another configuration, StorageError for storage that
     stays away.
     """
-    run = Run.open(run_url, patience)
+    run = Run.open(run_url, retry_policy)
     if run.finished(artifact):
         return
     job = train_job(run, artifact)

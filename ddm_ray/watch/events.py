@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import Status
 from ddm_ray.remedies import Fix
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import TrainedInfo
 from ddm_ray.spelling import duration
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.status import Status
 
 Kind = Literal["stalled", "failed", "damaged", "finished", "resumed", "unsaved"]
 

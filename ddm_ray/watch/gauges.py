@@ -8,9 +8,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddm_ray.errors import ConfigError
+from ddm_ray.jobs.status import Status
 from ddm_ray.remedies import Give
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.status import Status
+from ddm_ray.run.info import TrainedInfo
 
 LABELS = ("run", "artifact")
 GAUGES = {

@@ -11,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import Status
 from ddm_ray.remedies import Fix
 from ddm_ray.spelling import spelled_out
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.status import Status
 
 LOG_SECONDS = 10.0
 

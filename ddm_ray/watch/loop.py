@@ -7,11 +7,11 @@ from functools import partial
 from typing import TypeVar
 
 from ddm_ray.errors import StorageError
+from ddm_ray.jobs.observer import Observer
+from ddm_ray.jobs.status import Status, survey
 from ddm_ray.remedies import Fix
-from ddm_ray.storage.graph import EXTRAS, trained_of
-from ddm_ray.storage.observer import Observer
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, survey
+from ddm_ray.run.graph import EXTRAS, trained_of
+from ddm_ray.run.run import Run
 from ddm_ray.watch.events import Event, Events
 from ddm_ray.watch.live_view import LiveView
 

@@ -11,8 +11,8 @@ from ddm_ray.data.images import png
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.storage.info import ClusterFit
-from ddm_ray.storage.run import Run
+from ddm_ray.run.info import ClusterFit
+from ddm_ray.run.run import Run
 from tests.random_run import publish_models
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.data.rows import commit_rows
 
 

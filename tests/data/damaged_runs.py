@@ -11,8 +11,8 @@ from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 from tests.data.broken import BROKEN, picture
 from tests.data.damage import images, write_folder, write_tar
 from tests.models.test_text import tokenizer

@@ -19,8 +19,8 @@ from ddm_ray.data.prepare import decoder_process
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DDMError
-from ddm_ray.storage.graph import PARTITION, ROWS
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION, ROWS
+from ddm_ray.run.run import Run
 from tests.traced import DiskFault, Outcome, traced
 
 REFUSED = 3

@@ -9,8 +9,8 @@ import pyarrow as pa
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, rows_schema
-from ddm_ray.storage.graph import ROWS, Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS, Artifact
+from ddm_ray.run.run import Run
 from tests.data.rows import commit_tables
 
 FOUR = ("partition.num_clusters=4", "partition.num_fine=32")

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from ddm_ray.data.partition.file_plan import FilePlan
 from ddm_ray.data.partition.made_files import MadeFile, MadeFiles
-from ddm_ray.storage.graph import PARTITION
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION
+from ddm_ray.run.run import Run
 
 NOTES = ["sampling: 1,200", "k-means", "clusters: 600", "clusters: 1,797", "sorting: 1,200", "shard 0", "shard 1"]
 """What the fixture's partition tells in each of its phases."""

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ddm_ray.storage.attempts import SavedState, claim, saved_states
-from ddm_ray.storage.disk import is_unfinished
-from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import SavedState, claim, saved_states
+from ddm_ray.run.info import StateInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Identity
+from ddm_ray.store.disk import is_unfinished
+from ddm_ray.store.store import Store
 from tests.data.disk_faults import STAGES, begin_decoder, contents, make_rows, read_whole, require
 from tests.traced import traced
 

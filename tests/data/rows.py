@@ -10,10 +10,10 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, read_parquet, rows_schema
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import Unit
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import ROWS, Artifact
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import ROWS, Artifact
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 
 
 def commit_rows(path: str, settings: tuple[str, ...] = (), chunk_rows: int = 600) -> Run:

@@ -18,16 +18,16 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import HELDOUT, embeddings, trains
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import ConfigError, DataError, DriftError, MissingArtifact, StorageError
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.extend import extend, extensions
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.chunk_records import PLAN
+from ddm_ray.run.garbage import leftovers
+from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, shard
+from ddm_ray.run.info import PartitionInfo, ReportInfo, RowsInfo
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling.run_models import load_network
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.chunk_records import PLAN
-from ddm_ray.storage.extend import extend, extensions
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, shard
-from ddm_ray.storage.info import PartitionInfo, ReportInfo, RowsInfo
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import RUN_FILE, Run
-from ddm_ray.storage.tidy import leftovers
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model
 from tests.data.appended import assert_fits, make_base, make_data, sums, write_digits

@@ -6,16 +6,16 @@ from pathlib import Path
 from shutil import copytree
 
 from ddm_ray.data.append import append
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, beginnings_of, expert, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, beginnings_of, expert, shard
+from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.data.appended import make_base, make_data, sums, write_digits
 
 KILLED = """
 import os, signal, sys
 from ddm_ray.data.append import append
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.data.appended import make_data
 
 put, writes = Store._put, 0

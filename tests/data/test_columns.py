@@ -15,9 +15,9 @@ from ddm_ray.data.partition.clustering import COLUMNS, RowsReader
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, rows_schema
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, shard
-from ddm_ray.storage.manifest import FileRecord, Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, shard
+from ddm_ray.run.manifest import FileRecord, Manifest
+from ddm_ray.run.run import Run
 from tests.data.rows import commit_tables
 from tests.store_meter import StoreMeter
 

@@ -17,11 +17,11 @@ from ddm_ray.data.loading.loader import Loader, load_rows
 from ddm_ray.data.partition.clustering import RowsReader
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.errors import CorruptArtifact, DriftError
+from ddm_ray.jobs.status import survey
+from ddm_ray.run.graph import PARTITION, ROWS, shard
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import mixture_info
-from ddm_ray.storage.graph import PARTITION, ROWS, shard
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import survey
 from tests.data.damage import Damage, Folder, Tally, damages
 from tests.data.damaged_runs import make_images, make_texts, resume
 from tests.data.test_damage_sources import LEAST as LEAST_OF_SOURCES

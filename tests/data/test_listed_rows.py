@@ -9,13 +9,13 @@ from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage import listing
-from ddm_ray.storage.examination import examine
-from ddm_ray.storage.graph import PARTITION, ROWS, owner_rows
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import survey
-from ddm_ray.storage.tidy import leftovers
+from ddm_ray.jobs.examination import examine
+from ddm_ray.jobs.status import survey
+from ddm_ray.run import listing
+from ddm_ray.run.garbage import leftovers
+from ddm_ray.run.graph import PARTITION, ROWS, owner_rows
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from tests.data.damaged_runs import make_images
 from tests.data.rows import commit_rows, flip_byte
 from tests.store_meter import StoreMeter

@@ -5,7 +5,7 @@ import pytest
 
 from ddm_ray.data.scratch import PREFIX, scratch_folder
 from ddm_ray.errors import StorageError
-from ddm_ray.storage.disk import locked
+from ddm_ray.store.disk import locked
 
 
 def test_a_folder_in_use_is_nobodys_leftover(tmp_path: Path) -> None:

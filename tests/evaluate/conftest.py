@@ -9,7 +9,7 @@ from torch import Tensor
 from ddm_ray.evaluate import reference
 from ddm_ray.evaluate.features import FeatureNet, train_features
 from ddm_ray.evaluate.run import evaluate
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.random_run import make_run
 
 # top-2 of two experts is full: the same images, if labels and seeds are the same.

@@ -17,8 +17,8 @@ from ddm_ray.evaluate.compare import Side
 from ddm_ray.evaluate.report import print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.models.clip import Clip
-from ddm_ray.storage.graph import evaluation, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import evaluation, shard
+from ddm_ray.run.run import Run
 from tests import random_run
 from tests.sampling import tiny_components
 from tests.text_run import make_text_run

@@ -12,9 +12,9 @@ from ddm_ray.evaluate.features import see, train_features
 from ddm_ray.evaluate.image_set import Reference
 from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.reference import RealFeatures
+from ddm_ray.run.graph import shard
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import mixture_info
-from ddm_ray.storage.graph import shard
-from ddm_ray.storage.run import Run
 
 
 @pytest.fixture(scope="module")

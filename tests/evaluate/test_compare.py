@@ -16,8 +16,8 @@ from ddm_ray.evaluate.compare_report import print_table, render, sentences
 from ddm_ray.evaluate.distances import Gaussian
 from ddm_ray.evaluate.metrics import Difference, deviation
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.storage.graph import evaluation
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import evaluation
+from ddm_ray.run.run import Run
 from tests.evaluate.conftest import SETTINGS
 from tests.evaluate.test_report import Balanced
 from tests.infos import commit_written, info_of

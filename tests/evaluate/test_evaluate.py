@@ -18,10 +18,10 @@ from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.report import print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.run.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluation
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import run_models
 from ddm_ray.sampling.run_models import load_model, sampling_settings
-from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluation
-from ddm_ray.storage.run import Run
 from tests.evaluate.conftest import SETTINGS
 from tests.infos import commit_written, info_of
 from tests.random_run import make_run, publish

@@ -12,9 +12,9 @@ from ddm_ray.core.times import time_grid
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.figures import COLUMNS, PER_CLASS, experts_figure, shown_beside
 from ddm_ray.evaluate.samples import one_thread
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models
-from ddm_ray.storage.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from ddm_ray.evaluate.image_set import ImageSet
 from ddm_ray.evaluate.metrics import METRICS, Column, Metric, columns, measured, notes
 from ddm_ray.evaluate.report import print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.storage.graph import evaluation
+from ddm_ray.run.graph import evaluation
 from tests.random_run import make_run
 
 SMALL = ("evaluate.strategies=[once]", "evaluate.num_samples=20", "sample.steps=1")

@@ -16,12 +16,12 @@ from ddm_ray.evaluate.candidates import newest_milestones
 from ddm_ray.evaluate.compare import Side, compare
 from ddm_ray.evaluate.report import milestones_in_words, print_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models import weights
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, evaluation, expert
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_model, load_models, sampling_settings
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, evaluation, expert
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 from ddm_ray.train.job import train_job
 from tests.published import publish_weights
 from tests.random_run import make_run, publish

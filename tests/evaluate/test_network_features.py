@@ -19,8 +19,8 @@ from ddm_ray.evaluate.compare_report import render
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.models.embedder_networks import TimmEmbedder
-from ddm_ray.storage.graph import evaluation, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import evaluation, shard
+from ddm_ray.run.run import Run
 from tests.random_run import make_run
 from tests.small_vit import MODEL, write_small_vit
 

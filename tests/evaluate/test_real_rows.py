@@ -10,8 +10,8 @@ from ddm_ray.data.order import shuffle_keys
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.evaluate import real_rows
 from ddm_ray.evaluate.real_rows import RealRows
-from ddm_ray.storage.graph import shard
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import shard
+from ddm_ray.store.store import Store
 from tests.data.rows import flip_byte
 from tests.evaluate.test_reference import SETTINGS, made
 from tests.random_run import make_data, make_run

@@ -20,8 +20,8 @@ from ddm_ray.evaluate.distances import Gaussian, moments
 from ddm_ray.evaluate.features import FeatureNet
 from ddm_ray.evaluate.reference import RealFeatures, make_reference, named
 from ddm_ray.evaluate.run import evaluate, read_metrics
-from ddm_ray.storage.graph import PARTITION, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.run import Run
 from tests.random_run import make_run
 
 SETTINGS = ("evaluate.strategies=[once]", "evaluate.num_samples=40", "sample.steps=1")

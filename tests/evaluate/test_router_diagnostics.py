@@ -28,11 +28,11 @@ from ddm_ray.evaluate.router import (
     trajectory_score,
 )
 from ddm_ray.evaluate.router_page import router_page
+from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.info import PartitionInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models
-from ddm_ray.storage.graph import PARTITION, shard
-from ddm_ray.storage.info import PartitionInfo
-from ddm_ray.storage.run import Run
 
 
 def calibrated(count: int, num_experts: int, seed: int = 0, spread: float = 2.0) -> tuple[Tensor, Tensor]:

@@ -32,10 +32,10 @@ from ddm_ray.evaluate.samples import (
     portions,
 )
 from ddm_ray.models.latents import Latents
+from ddm_ray.run.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model
-from ddm_ray.storage.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run, publish
 from tests.sampling import tiny_components
 from tests.text_run import make_text_run

@@ -13,12 +13,12 @@ from ddm_ray.data.schema import HELDOUT
 from ddm_ray.errors import NullConditionError
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.run import evaluate
+from ddm_ray.run.graph import shard
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.driver import Field
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import Models, load_models
-from ddm_ray.storage.graph import shard
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
 LABELS = torch.arange(6)

@@ -8,14 +8,14 @@ from threading import Event, Thread
 
 from ddm_ray.errors import DDMError
 from ddm_ray.islands import choose, work
-from ddm_ray.islands.board import Board, work_of
-from ddm_ray.islands.presence import PresenceKeeper, last_speed
+from ddm_ray.islands.run_view import RunObserver, work_of
 from ddm_ray.islands.work import IslandWorker
+from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, last_speed
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.status import Status, status
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import MONOLITH, trained_of
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, status
+from ddm_ray.run.graph import MONOLITH, trained_of
+from ddm_ray.run.run import Run
 from ddm_ray.train import local, lookout, worker
 from ddm_ray.train.engine import Engine
 
@@ -68,6 +68,6 @@ def main(url: str, name: str, lease: float, log: str, slower: float = 0.0) -> No
             print(f"{name} {doing}", flush=True)
         printed.add(doing)
 
-    with local.world(), PresenceKeeper(run.store, name, lease, speed=last_speed(run.store, name)) as keeper:
-        board = Board(run, artifacts, work_of(run))
+    with local.world(), WorkerHeartbeat(run.store, name, lease, speed=last_speed(run.store, name)) as keeper:
+        board = RunObserver(run, artifacts, work_of(run))
         print(name, IslandWorker(run, keeper, board, train, report).run_to_end(), flush=True)

@@ -3,12 +3,12 @@
 import random
 from math import inf
 
-from ddm_ray.islands.presence import LEASE_SECONDS
 from ddm_ray.islands.work import MAX_AGAIN_SECONDS
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_status import START_SECONDS
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.stops import ask, drain_key, stop_key, take_back
+from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS
+from ddm_ray.jobs.job_status import START_SECONDS
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.stops import ask, drain_key, stop_key, take_back
+from ddm_ray.run.graph import Artifact
 from tests.islands.pretend_storage import DAY, STEPS, TICK, UNSEEN, PretendRun, Training
 from tests.islands.pretend_workers import Intent, Island, Liar, Process
 

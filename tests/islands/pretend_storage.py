@@ -8,15 +8,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from ddm_ray.errors import DDMError, GaveUp
-from ddm_ray.islands.board import take_key
-from ddm_ray.storage.attempts import HEARTBEAT, Attempt, claim
-from ddm_ray.storage.fencing import Fence
-from ddm_ray.storage.graph import Artifact, shard
-from ddm_ray.storage.job_files import TAKES, list_jobs
-from ddm_ray.storage.launches import Launch, noted
-from ddm_ray.storage.manifest import NAME, Identity, Manifest
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.islands.run_view import take_key
+from ddm_ray.jobs.attempts import HEARTBEAT, Attempt, claim
+from ddm_ray.jobs.fencing import Fence
+from ddm_ray.jobs.job_files import TAKES, list_jobs
+from ddm_ray.jobs.launches import Launch, noted
+from ddm_ray.run.graph import Artifact, shard
+from ddm_ray.run.manifest import NAME, Identity, Manifest
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.infos import info_of
 from tests.storage.jobs import beat, fail, save
 

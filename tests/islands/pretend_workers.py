@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ddm_ray.errors import GaveUp, Stopped, Superseded
-from ddm_ray.islands.board import Board
 from ddm_ray.islands.choose import OpenJob, choose
-from ddm_ray.islands.presence import LEASE_SECONDS, PRESENCE, Presence
+from ddm_ray.islands.run_view import RunObserver
 from ddm_ray.islands.takeover import TakeOver
 from ddm_ray.islands.work import _Failures
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.stops import StopRequests, asked, drain_key
+from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS, PRESENCE, WorkerState
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.stops import StopRequests, asked, drain_key
+from ddm_ray.run.graph import Artifact
 from tests.islands.pretend_storage import DAY, TICK, PretendRun, Training
 
 BEAT, LOOK = LEASE_SECONDS / 6, 15.0
@@ -74,7 +74,7 @@ class Process:
         self.moves = 0
         self._failures = _Failures()
         self.restricted = island.only is not None
-        self._board = Board(run, list(island.only or run.works), run.works.__getitem__, lambda: self._own)
+        self._board = RunObserver(run, list(island.only or run.works), run.works.__getitem__, lambda: self._own)
         self._own = self._next_beat = self._next_look = -inf
         self._intent: Intent | None = None
         self._beat, self._ready = 0, 0.0
@@ -188,7 +188,7 @@ class Process:
             self._release()
 
     def _look(self, now: float) -> None:
-        view = self._board.look(Presence.parse(self.id, self._note()))
+        view = self._board.look(WorkerState.parse(self.id, self._note()))
         self.ahead = view.ahead.id if view.ahead else ""
         if view.finished or view.drained is not None:
             self.gone = True

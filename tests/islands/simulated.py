@@ -8,7 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from ddm_ray.islands.choose import MOVE_SECONDS, Choice, OpenJob, Worker
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, expert
 
 Rule = Callable[[Sequence[OpenJob], Sequence[Worker], str, frozenset[Artifact]], Choice]
 WORK = 100_000.0

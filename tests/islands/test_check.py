@@ -12,7 +12,7 @@ from ddm_ray.cli import main
 from ddm_ray.errors import RayAway
 from ddm_ray.islands.checks import CHECKS
 from ddm_ray.islands.jobs import JobsAPI
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.conftest import Island, ddm
 from tests.random_run import make_data
 

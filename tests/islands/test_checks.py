@@ -13,9 +13,9 @@ from ddm_ray.islands.checks import CHECKS, Machine, check
 from ddm_ray.islands.needs import ModelNeeds, needs_of
 from ddm_ray.models.hub import encoders_in_training
 from ddm_ray.placement import TrainPlacement, Workers
-from ddm_ray.storage.graph import ROUTER, STUDENT, expert
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import ROUTER, STUDENT, expert
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.train.ray.room import grows
 from tests.islands.test_encoders_needed import begun, encoder
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddm_ray.islands import choose as rule
 from ddm_ray.islands.choose import MOVE_SECONDS, SOONER, OpenJob, Worker, choose
-from ddm_ray.storage.graph import expert
+from ddm_ray.run.graph import expert
 from tests.islands.simulated import Load, ratios, take_alone
 
 SPREADS = (1.0, 4.0, 8.0, 16.0)

@@ -8,8 +8,8 @@ from ddm_ray.config import load_recipe
 from ddm_ray.islands.needs import ModelNeeds, needs_of
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.text import TextEncoder
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 from tests.sampling import tiny_components
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ddm_ray.islands import board, presence
-from ddm_ray.islands.board import Board
-from ddm_ray.islands.presence import LEASE_SECONDS
-from ddm_ray.storage import observer, status
-from ddm_ray.storage.graph import ROUTER, Artifact, expert
-from ddm_ray.storage.job_files import JobFiles
-from ddm_ray.storage.job_status import START_SECONDS
-from ddm_ray.storage.manifest import NAME
+from ddm_ray.islands.run_view import RunObserver
+from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS
+from ddm_ray.jobs import observer, status
+from ddm_ray.jobs.job_files import JobFiles
+from ddm_ray.jobs.job_status import START_SECONDS
+from ddm_ray.run.graph import ROUTER, Artifact, expert
+from ddm_ray.run.manifest import NAME
 from tests.islands.pretend_islands import Fleet
 from tests.islands.simulated import Load
 
@@ -281,11 +281,11 @@ def test_a_rough_day_ends_well() -> None:
 @pytest.mark.parametrize(
     ("where", "name", "mutant", "why"),
     [
-        pytest.param(Board, "_lives", lambda *_: True, "stand by who is dead", id="the dead live"),
-        pytest.param(Board, "_holder", lambda *_: "", " takes ", id="nobody holds anything"),
+        pytest.param(RunObserver, "_lives", lambda *_: True, "stand by who is dead", id="the dead live"),
+        pytest.param(RunObserver, "_holder", lambda *_: "", " takes ", id="nobody holds anything"),
         pytest.param(JobFiles, "stopped", False, "which is stopped", id="requests to stop are unseen"),
         pytest.param(observer, "_doubted", lambda *_: False, " takes ", id="older attempts are unseen"),
-        pytest.param(Board, "_lack", lambda *_: "", "which needs", id="nothing is lacking"),
+        pytest.param(RunObserver, "_lack", lambda *_: "", "which needs", id="nothing is lacking"),
     ],
 )
 def test_worse_rules_fail(where: object, name: str, mutant: object, why: str, monkeypatch: pytest.MonkeyPatch) -> None:

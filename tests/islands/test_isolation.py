@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.run.run import Run
 from tests.conftest import BIN, ROOT, ddm, wait_for
 from tests.data.s3 import BUCKET, s3_server
 from tests.islands.network import ARP, IPV4, STORAGE, Machine, Traffic, network

@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from ddm_ray.storage.graph import ROUTER
+from ddm_ray.run.graph import ROUTER
 from tests.conftest import BIN, ROOT, wait_for
 from tests.random_run import make_data
 from tests.storage.jobs import finish

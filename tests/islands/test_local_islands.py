@@ -15,11 +15,11 @@ import pytest
 from ddm_ray.cli import main
 from ddm_ray.cli.launch import submit_line
 from ddm_ray.errors import RayAway, RayError
-from ddm_ray.islands.conduct import Conductor, IslandJob, submission_id
 from ddm_ray.islands.jobs import JobsAPI
+from ddm_ray.islands.supervisor import IslandJob, JobSupervisor, submission_id
+from ddm_ray.jobs.attempts import Attempt, claimed
 from ddm_ray.placement import Island
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.graph import ROUTER, expert
+from ddm_ray.run.graph import ROUTER, expert
 from tests.conftest import BIN, wait_for
 from tests.islands.brought_up import THEN, Islands, say
 from tests.listeners import ask, is_refused, listeners, services
@@ -96,8 +96,8 @@ ENTRYPOINTS = {
 FIRST = ("done", "again", "never", "lives")
 
 
-def until(conductors: list[Conductor], state: str, island: str, job: int | None = None) -> list[IslandJob]:
-    """Wait until an island is in this state, by the job of this number, for each conductor."""
+def until(conductors: list[JobSupervisor], state: str, island: str, job: int | None = None) -> list[IslandJob]:
+    """Wait until an island is in this state, by the job of this number, for each supervisor."""
     jobs: list[IslandJob] = []
 
     def reached() -> bool:
@@ -110,18 +110,18 @@ def until(conductors: list[Conductor], state: str, island: str, job: int | None 
 
 
 @pytest.fixture
-def conduct(brought: Islands) -> Iterator[Callable[..., Conductor]]:
+def conduct(brought: Islands) -> Iterator[Callable[..., JobSupervisor]]:
     """Begins conductors of islands with these names, which end with the test."""
     with ExitStack() as stack:
 
-        def begin(*names: str) -> Conductor:
+        def begin(*names: str) -> JobSupervisor:
             islands = brought.named(*names)
-            return stack.enter_context(Conductor(RUN, islands, entrypoint, every=0.3))
+            return stack.enter_context(JobSupervisor(RUN, islands, entrypoint, every=0.3))
 
         yield begin
 
 
-def test_jobs_are_kept_started_by_two_at_once(brought: Islands, conduct: Callable[..., Conductor]) -> None:
+def test_jobs_are_kept_started_by_two_at_once(brought: Islands, conduct: Callable[..., JobSupervisor]) -> None:
     """Two conductors have one job on each island, whose exit code says what to do; the second may be gone meanwhile."""
     both, api = [conduct(*FIRST), conduct(*FIRST)], brought.jobs(brought.names[0])
     lives = {job.job for job in until(both, "running", "lives")}
@@ -154,32 +154,32 @@ def dearer(island: Island) -> Island:
 
 
 def test_islands_that_are_new_are_conducted_and_others_left_to_themselves(
-    brought: Islands, conduct: Callable[..., Conductor]
+    brought: Islands, conduct: Callable[..., JobSupervisor]
 ) -> None:
     """A job whose island is kept no more goes on; one that failed is started as its changed island is now.
 
     What somebody stopped stays so, whatever becomes of its island in the file.
     """
-    conductor, api = conduct("leaves", "changes"), brought.jobs(brought.names[0])
-    until([conductor], "failed", "changes", 1)
-    (leaves,) = until([conductor], "running", "leaves")
+    supervisor, api = conduct("leaves", "changes"), brought.jobs(brought.names[0])
+    until([supervisor], "failed", "changes", 1)
+    (leaves,) = until([supervisor], "running", "leaves")
     now = brought.named("changes", "comes")
     now["changes"] = dearer(now["changes"])
-    conductor.keep(now)
-    until([conductor], "failed", "changes", 2)
-    until([conductor], "done", "comes")
-    assert [job.island for job in conductor.look()] == ["changes", "comes"]
+    supervisor.keep(now)
+    until([supervisor], "failed", "changes", 2)
+    until([supervisor], "done", "comes")
+    assert [job.island for job in supervisor.look()] == ["changes", "comes"]
     job = api.job(leaves.job)
     assert job and job.status == "RUNNING"
     both = brought.named("leaves", "comes")
-    conductor.keep(both)
-    until([conductor], "running", "leaves", 1)
+    supervisor.keep(both)
+    until([supervisor], "running", "leaves", 1)
     assert api.stop(leaves.job)
-    until([conductor], "stopped", "leaves", 1)
-    conductor.keep({"comes": both["comes"]})
-    conductor.keep({name: dearer(island) for name, island in both.items()})
-    until([conductor], "stopped", "leaves", 1)
-    until([conductor], "done", "comes", 1)
+    until([supervisor], "stopped", "leaves", 1)
+    supervisor.keep({"comes": both["comes"]})
+    supervisor.keep({name: dearer(island) for name, island in both.items()})
+    until([supervisor], "stopped", "leaves", 1)
+    until([supervisor], "done", "comes", 1)
 
 
 def test_the_line_that_does_the_same_by_hand(brought: Islands, tmp_path: Path) -> None:
@@ -259,13 +259,13 @@ def test_a_lost_head_leaves_nothing_and_comes_back(brought: Islands) -> None:
     """SIGKILL of gcs_server: what lives on is ended, by `up`, which brings back that island alone, and by `down`."""
     first, second, third = brought.numbers
     name, before = brought.names[1], [brought.pid(number) for number in brought.numbers]
-    with Conductor(RUN, {name: brought.islands[name]}, lambda island: "sleep 600", every=0.3) as conductor:
-        until([conductor], "running", name, 1)
+    with JobSupervisor(RUN, {name: brought.islands[name]}, lambda island: "sleep 600", every=0.3) as supervisor:
+        until([supervisor], "running", name, 1)
         lost, temp = family(before[1]), brought.temp(second)
         commands = {pid: command(pid) for pid in lost}
         os.kill(brought.gcs_server(second), signal.SIGKILL)
         wait_for(lambda: not command(before[1]), 60)
-        (away,) = until([conductor], "away", name)
+        (away,) = until([supervisor], "away", name)
         assert "can't be reached: " in away.text
         with pytest.raises(RayAway):
             brought.jobs(name).job("x")
@@ -275,7 +275,7 @@ def test_a_lost_head_leaves_nothing_and_comes_back(brought: Islands) -> None:
         assert not [pid for pid in lost if command(pid) == commands[pid]] and not temp.exists()
         assert [brought.pid(first), brought.pid(third)] == [before[0], before[2]]
         # At the same address, with another token; the jobs of before are forgotten.
-        until([conductor], "running", name, 1)
+        until([supervisor], "running", name, 1)
         os.kill(brought.gcs_server(second), signal.SIGKILL)
     printed = brought.down()
     assert printed.splitlines() == [f"island {number} is ended" for number in sorted(brought.numbers, key=str)]

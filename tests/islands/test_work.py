@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.islands.presence import workers
-from ddm_ray.storage import stops
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import MONOLITH, Artifact, trained_of
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
+from ddm_ray.islands.worker_heartbeat import workers
+from ddm_ray.jobs import stops
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import status
+from ddm_ray.run.graph import MONOLITH, Artifact, trained_of
+from ddm_ray.run.run import Run
 from ddm_ray.train import local
 from tests.conftest import wait_for
 from tests.islands import island

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.exit_codes import EXIT_AGAIN
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.graph import EXTRAS, Artifact, trained_of
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.jobs.status import status
+from ddm_ray.run.graph import EXTRAS, Artifact, trained_of
+from ddm_ray.run.run import Run
 from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.processes import family
 from tests.random_run import make_data

@@ -8,16 +8,16 @@ import pytest
 
 from ddm_ray.errors import GaveUp, RayAway, Stopped, StorageError, TrainingError
 from ddm_ray.islands import board, work
-from ddm_ray.islands.board import Board, take_key
-from ddm_ray.islands.presence import PresenceKeeper
+from ddm_ray.islands.run_view import RunObserver, take_key
 from ddm_ray.islands.work import IslandWorker
-from ddm_ray.storage import stops
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, status
-from ddm_ray.storage.store import Store
+from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat
+from ddm_ray.jobs import stops
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.status import Status, status
+from ddm_ray.run.graph import ROUTER, STUDENT, Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.storage.jobs import beat, fail, finish
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
@@ -25,19 +25,19 @@ FIRST = Artifact("experts/000")
 
 
 @pytest.fixture
-def keeper(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PresenceKeeper]:
+def keeper(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerHeartbeat]:
     for name in ("IDLE_SECONDS", "PAID_IDLE_SECONDS", "LOOK_SECONDS", "AGAIN_SECONDS"):
         monkeypatch.setattr(work, name, 0.01)
-    with PresenceKeeper(partitioned.store, "north") as keeper:
+    with WorkerHeartbeat(partitioned.store, "north") as keeper:
         yield keeper
 
 
-def worker(run: Run, keeper: PresenceKeeper, train: Train, printed: list[str]) -> IslandWorker:
-    looks = Board(run, [*run.experts, ROUTER], lambda artifact: 1000.0)
+def worker(run: Run, keeper: WorkerHeartbeat, train: Train, printed: list[str]) -> IslandWorker:
+    looks = RunObserver(run, [*run.experts, ROUTER], lambda artifact: 1000.0)
     return IslandWorker(run, keeper, looks, train, lambda statuses, doing: printed.append(doing))
 
 
-def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: PresenceKeeper) -> None:
+def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: WorkerHeartbeat) -> None:
     trained: list[str] = []
 
     def train(run: Run, launch: Launch, watch: object) -> None:
@@ -50,7 +50,7 @@ def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: PresenceK
     assert sorted(trained) == sorted([*partitioned.experts, ROUTER])
 
 
-def test_a_routers_training_tells_no_speed(partitioned: Run, keeper: PresenceKeeper) -> None:
+def test_a_routers_training_tells_no_speed(partitioned: Run, keeper: WorkerHeartbeat) -> None:
     def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
         attempt = claim(run.store, launch.artifact, launch.claim_fields())
         beat(attempt, 1, 10, flops_per_second=1e6 if launch.artifact == ROUTER else 7e9)
@@ -59,16 +59,16 @@ def test_a_routers_training_tells_no_speed(partitioned: Run, keeper: PresenceKee
         finish(run, launch.artifact)
 
     for artifacts in ([ROUTER], [FIRST]):
-        looks = Board(partitioned, artifacts, lambda artifact: 1000.0)
+        looks = RunObserver(partitioned, artifacts, lambda artifact: 1000.0)
         IslandWorker(partitioned, keeper, looks, train, lambda *_: None).run_to_end()
     assert keeper.presence.speed == 7e9
 
 
-def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: PresenceKeeper) -> None:
+def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: WorkerHeartbeat) -> None:
     def require_room() -> None:
         raise RayAway("no Ray to join")
 
-    looks = Board(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
+    looks = RunObserver(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
     idle = IslandWorker(partitioned, keeper, looks, lambda *_: pytest.fail("taken"), lambda *_: None, require_room)
     with pytest.raises(RayAway, match="no Ray to join"):
         idle.run_to_end()
@@ -76,7 +76,7 @@ def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: Pre
 
 
 def test_a_student_is_taken_once_its_teachers_are_finished(
-    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
+    partitioned: Run, keeper: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the island says what it waits for, and leaves nothing on storage."""
     monkeypatch.setattr(board, "LACK_SECONDS", 0.01)
@@ -93,7 +93,7 @@ def test_a_student_is_taken_once_its_teachers_are_finished(
         trained.append(launch.artifact)
         finish(run, launch.artifact)
 
-    looks = Board(partitioned, [STUDENT], lambda _: 1000.0)
+    looks = RunObserver(partitioned, [STUDENT], lambda _: 1000.0)
     assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
     assert trained == [STUDENT]
     assert printed[0] == f"waits: {STUDENT}: needs {partitioned.experts[0]}, which isn't finished"
@@ -101,7 +101,7 @@ def test_a_student_is_taken_once_its_teachers_are_finished(
 
 
 def test_a_job_that_was_taken_over_before_it_began_is_left_for_a_while(
-    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch
+    partitioned: Run, keeper: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two without room would pass it to and fro."""
     monkeypatch.setattr(work, "AGAIN_SECONDS", 600.0)
@@ -122,13 +122,15 @@ def test_a_job_that_was_taken_over_before_it_began_is_left_for_a_while(
             finish(partitioned, FIRST)
             looks.list_next()
 
-    looks = Board(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
+    looks = RunObserver(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
     assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
     assert f"leaves {FIRST}: {FIRST} is left, taken over by worker south/0001" in printed
     assert sum(doing == f"takes {FIRST}" for doing in printed) == 1
 
 
-def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(partitioned: Run, keeper: PresenceKeeper) -> None:
+def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(
+    partitioned: Run, keeper: WorkerHeartbeat
+) -> None:
     """The holder's launch is asked to end; the new one begins after that."""
     store, events = partitioned.store, list[str]()
     keeper.tell(speed=50.0)
@@ -158,7 +160,7 @@ def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(partitione
         finish(run, launch.artifact)
 
     partitioned.store = Asked(store.url)
-    looks = Board(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
+    looks = RunObserver(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
     printed: list[str] = []
     worker = IslandWorker(partitioned, keeper, looks, train, lambda _, doing: printed.append(doing))
     assert worker.run_to_end() == "all is finished"
@@ -166,7 +168,7 @@ def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(partitione
     assert f"takes {FIRST} over from south/0001" in printed
 
 
-def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: PresenceKeeper) -> None:
+def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: WorkerHeartbeat) -> None:
     """Whoever else is at work: it can do nothing here."""
     tries: dict[str, int] = {}
     partitioned.store.write("islands/south/workers/0001/PRESENCE", b'{"beat": 1}')
@@ -187,7 +189,7 @@ def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run,
 
 
 def test_storage_that_is_away_is_waited_for(
-    partitioned: Run, keeper: PresenceKeeper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    partitioned: Run, keeper: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for artifact in (*partitioned.experts, ROUTER):
         finish(partitioned, artifact)
@@ -205,7 +207,7 @@ def test_storage_that_is_away_is_waited_for(
     assert capsys.readouterr().err.count("storage can't be asked, trying on: s3://lab: away") == 1
 
 
-def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run, keeper: PresenceKeeper) -> None:
+def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run, keeper: WorkerHeartbeat) -> None:
     store, refused = partitioned.store, [StorageError("denied")]
     stops.ask(store, stops.drain_key("north"), "moving day")
     launch = Launch(FIRST, island="north")
@@ -226,7 +228,7 @@ def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run,
     assert stops.asked(store, stops.launch_stop_key(launch)) == "moving day"
 
 
-def test_with_nothing_to_save_it_leaves_at_once(partitioned: Run, keeper: PresenceKeeper) -> None:
+def test_with_nothing_to_save_it_leaves_at_once(partitioned: Run, keeper: WorkerHeartbeat) -> None:
     launch = Launch(FIRST, island="north")
     stopper = work._Stopper(partitioned.store, launch, lambda: False)
     waiting = status(partitioned, FIRST)

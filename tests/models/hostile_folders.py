@@ -18,7 +18,7 @@ from ddm_ray.models.embedder_networks import TimmEmbedder, TransformersEmbedder
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.storage.manifest import FileRecord, canonical, sha256
+from ddm_ray.run.manifest import FileRecord, canonical, sha256
 from tests.sampling import tiny_components
 
 CODE = """

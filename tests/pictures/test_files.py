@@ -10,7 +10,7 @@ from PIL import Image
 
 from ddm_ray.cli import main
 from ddm_ray.pictures.files import FORMATS, file_name, write
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.random_run import make_run
 
 PICTURE = Image.fromarray(np.full((8, 8), 90, np.uint8))

@@ -11,17 +11,17 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact, ServeError
 from ddm_ray.evaluate.candidates import newest_milestones
+from ddm_ray.jobs.copying import copy
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import status
+from ddm_ray.run.garbage import leftovers
+from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, Artifact, replay
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Manifest
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.copying import copy
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, replay
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
-from ddm_ray.storage.tidy import leftovers
 from tests.infos import info_of
 from tests.random_run import make_run
 

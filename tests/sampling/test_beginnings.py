@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from ddm_ray import cli
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models.spec import spec_of
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, beginning_of, beginnings_of, expert
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling.beginnings import begin, load_beginning
 from ddm_ray.sampling.dense_export import save_dense
 from ddm_ray.sampling.run_models import load_network
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, beginning_of, beginnings_of, expert
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import RUN_FILE, Run
 from tests.random_run import make_run
 
 EXPERT = Artifact("beginnings/expert")

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from ddm_ray.cli import main
 from ddm_ray.core.flow import Flow
 from ddm_ray.errors import SamplingError
+from ddm_ray.run.graph import MONOLITH
 from ddm_ray.sampling.dense_export import save_dense
-from ddm_ray.storage.graph import MONOLITH
 from tests.random_run import make_run
 from tests.sampling.exports import LABELS, SEEDS, TEXTS, dense, run_alone
 

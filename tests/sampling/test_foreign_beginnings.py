@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ddm_ray.config import InitFrom, RunConfig, load_recipe
 from ddm_ray.errors import ConfigError
+from ddm_ray.run.graph import expert
 from ddm_ray.sampling.trained_networks import read_trained
-from ddm_ray.storage.graph import expert
 from tests.sampling.tiny_components import TEXT_DIM, TOKENS
 
 LATENTS = "data.latents={autoencoder: x, downsampling: 2, scale: 0.5}"

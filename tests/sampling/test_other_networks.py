@@ -13,12 +13,12 @@ from safetensors.torch import load, save
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import weights
 from ddm_ray.models.spec import spec_of
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, expert
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Manifest
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import run_models
 from ddm_ray.sampling.run_models import load_model
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run
 
 

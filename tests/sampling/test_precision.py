@@ -11,7 +11,7 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import VelocityField
 from ddm_ray.errors import SamplingError
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.models.test_diffusers_transformer import NAMES
 from tests.models.test_diffusers_transformer import network as of_diffusers
 from tests.models.test_diffusers_transformer import rows as diffusers_rows

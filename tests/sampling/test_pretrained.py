@@ -24,9 +24,9 @@ from ddm_ray.errors import (
 from ddm_ray.models.diffusers_transformer import DiffusersTransformer
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.manifest import FileRecord, canonical, sha256
 from ddm_ray.sampling.pretrained import WEIGHTS
 from ddm_ray.sampling.run_models import Models
-from ddm_ray.storage.manifest import FileRecord, canonical, sha256
 from tests.sampling import tiny_components
 from tests.sampling.tiny_components import NUM_EXPERTS, classes, models, texts
 

@@ -20,9 +20,9 @@ from ddm_ray.errors import (
 )
 from ddm_ray.models.router import Router
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.manifest import canonical, sha256
 from ddm_ray.sampling.pretrained import WEIGHTS
 from ddm_ray.sampling.run_models import Models
-from ddm_ray.storage.manifest import canonical, sha256
 from tests.sampling.tiny_components import classes, models, random, texts
 
 

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 import torch
 
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.published import Weights
 from ddm_ray.models import weights
+from ddm_ray.run.graph import Artifact, expert
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_model
 from ddm_ray.serve.args import ServeArgs
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import Artifact, expert
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 from tests.conftest import fresh_token, heed_ctrl_c
 from tests.published import publish_weights
 from tests.random_run import make_run

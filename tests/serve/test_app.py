@@ -20,6 +20,8 @@ from ddm_ray.config import Precision, SamplingSettings, load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import RunError, SamplingError, ServeError
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_model, mixture_info
@@ -31,8 +33,6 @@ from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.engine import DeadlineError
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
 from tests.random_run import make_data, make_run
 from tests.serve.conftest import free_port
 

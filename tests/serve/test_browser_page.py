@@ -21,10 +21,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.trace import HUES
 from ddm_ray.serve.guard import Guard
 from ddm_ray.serve.segments import LocalEngine
-from ddm_ray.storage.run import Run
 from tests.conftest import ROOT, wait_for
 from tests.serve.browser import Site, Tab, chromium, serving, tab
 from tests.serve.test_http_app import Served

@@ -12,6 +12,7 @@ from torch._inductor import config
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ServeError
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.buckets import bucket_sizes
 from ddm_ray.sampling.graphs import Graphs
@@ -22,7 +23,6 @@ from ddm_ray.serve import computing
 from ddm_ray.serve.computing import Computing, Networks, in_buckets
 from ddm_ray.serve.deployments import local_engine
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.run import Run
 from tests.counted_graphs import counted_graphs
 from tests.models.test_text_condition import CLASSES, NETWORKS, TEXT, perturbed
 from tests.pretend_graphs import PretendCUDA

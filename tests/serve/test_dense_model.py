@@ -20,6 +20,8 @@ from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.graph import MONOLITH, STUDENT, expert
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import ModelKind, Models, load_model, load_models, sampling_settings, settings_of
@@ -31,8 +33,6 @@ from ddm_ray.serve.scheduler import Scheduler
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
 from ddm_ray.serve.service import ServedModel, Service
 from ddm_ray.serve.versions import LiveSampler, Versions
-from ddm_ray.storage.graph import MONOLITH, STUDENT, expert
-from ddm_ray.storage.run import Run
 from tests.random_run import make_run, publish
 from tests.serve.test_http_app import GENERATIONS, client, error_of, events
 from tests.text_run import make_text_run

@@ -20,7 +20,7 @@ from openai import BadRequestError, OpenAI
 from PIL import Image
 
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.serve.conftest import ROOT, Server, command_line, descendants
 
 # Grey levels of 255. The server batches rows otherwise than the pipeline, which moves low bits of float32 and

@@ -19,6 +19,7 @@ from ray.exceptions import RayTaskError
 
 from ddm_ray.errors import CorruptArtifact, NotFiniteError, StorageError
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_models, sampling_settings
 from ddm_ray.serve import http
@@ -30,7 +31,6 @@ from ddm_ray.serve.meters import Meters
 from ddm_ray.serve.segments import LocalEngine, SegmentSampler
 from ddm_ray.serve.service import ServedModel, Service
 from ddm_ray.serve.versions import LiveSampler, Versions
-from ddm_ray.storage.run import Run
 
 GENERATIONS = "/v1/images/generations"
 Ask = Callable[..., Awaitable[httpx.Response]]

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from ddm_ray.config import SamplingSettings
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.answers import to_png
 from ddm_ray.serve.args import ServeArgs
-from ddm_ray.storage.run import Run
 from tests.serve.conftest import Answer, Server, command_line, descendants, served
 from tests.serve.test_http import TOLERANCE, distance, pixels, wait_until
 

@@ -12,6 +12,8 @@ from PIL import Image
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
@@ -19,8 +21,6 @@ from ddm_ray.serve.answers import to_png
 from ddm_ray.serve.args import ServeArgs
 from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
 from tests.serve.conftest import Answer, Server, milestone, served, unfinished
 
 STRATEGIES = ("once", "full", "top-1")

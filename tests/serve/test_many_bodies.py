@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddm_ray.run.run import Run
 from ddm_ray.serve.args import ServeArgs
 from ddm_ray.serve.guard import Limits
-from ddm_ray.storage.run import Run
 from tests.serve.conftest import Server, served
 
 LARGE, SLOW, HUNG_UP = 1000, 500, 200

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import torch
 
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.packing import pack_call
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.run_models import load_model
@@ -14,8 +16,6 @@ from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica
 from ddm_ray.serve.velocities import Endpoint, VelocityClient
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
 from tests.serve.linked import HOST, Response, asked, exchanged, run, soon, until
 
 CALL = ExpertCall(1, torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1]))

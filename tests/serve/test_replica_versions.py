@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.sampling.trajectory import start
@@ -15,7 +16,6 @@ from ddm_ray.serve import deployments
 from ddm_ray.serve.computing import Computing
 from ddm_ray.serve.deployments import ExpertReplica, local_engine
 from ddm_ray.serve.versions import Version
-from ddm_ray.storage.run import Run
 from tests.serve.conftest import milestone, unfinished
 from tests.serve.test_versions import OF_ONE, SECOND, chosen, sampled
 

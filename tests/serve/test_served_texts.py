@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.run import Run
 from ddm_ray.serve.args import ServeArgs
-from ddm_ray.storage.run import Run
 from tests.serve.conftest import Server, served
 from tests.text_run import make_text_run
 

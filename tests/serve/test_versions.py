@@ -12,6 +12,11 @@ from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError, StorageError
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.graph import expert
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
@@ -19,11 +24,6 @@ from ddm_ray.serve.computing import Computing, Networks
 from ddm_ray.serve.deployments import local_engine
 from ddm_ray.serve.segments import LocalEngine, Sampled, SegmentSampler
 from ddm_ray.serve.versions import LiveSampler, Version, Versions, follow, read_pins
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
 from tests.published import publish_weights
 from tests.serve.conftest import milestone, unfinished
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.manifest import FileRecord, Identity
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import StateInfo
+from ddm_ray.run.manifest import FileRecord, Identity
+from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.config import RunConfig, load_recipe
-from ddm_ray.storage.graph import PARTITION, ROWS, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION, ROWS, shard
+from ddm_ray.run.run import Run
 from tests.storage.artifacts import write_and_commit
 from tests.store_meter import StoreMeter
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ddm_ray.config import load_recipe
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import PARTITION, REPORT, ROWS, Artifact, shard
-from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.run.graph import PARTITION, REPORT, ROWS, Artifact, shard
+from ddm_ray.run.manifest import FileRecord, Identity, Manifest
+from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
 from tests.storage.artifacts import write_and_commit
 from tests.storage.jobs import beat, fail

@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ddm_ray.storage.attempts import CLAIM, claim
-from ddm_ray.storage.graph import ROUTER, evaluation, expert, replay
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.manifest import NAME, FileRecord, sha256
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import seal
+from ddm_ray.jobs.attempts import CLAIM, claim
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.run.graph import ROUTER, evaluation, expert, replay
+from ddm_ray.run.manifest import NAME, FileRecord, sha256
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import seal
 from tests.random_run import make_run
 from tests.storage.artifacts import save_state, write_and_commit
 from tests.storage.jobs import beat, fail

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.manifest import NAME, Identity, Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.manifest import NAME, Identity, Manifest
+from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.storage.attempts import Attempt, SavedState, claim, claimed, heartbeat, saved_states
-from ddm_ray.storage.disk import UNFINISHED
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import Attempt, SavedState, claim, claimed, heartbeat, saved_states
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import StateInfo
+from ddm_ray.run.manifest import FileRecord, Identity, Manifest
+from ddm_ray.store.disk import UNFINISHED
+from ddm_ray.store.store import Store
 from tests.published import publish_weights
 from tests.storage.artifacts import flip_bit, save_state
 
@@ -52,14 +52,14 @@ def test_a_number_that_a_rival_took_meanwhile_is_left_to_it(store: Store, monkey
     claim(store, JOB)
     before = store.read(f"{JOB}/attempts/0001/CLAIM")
     with monkeypatch.context() as at_once:
-        at_once.setattr("ddm_ray.storage.attempts.claimed", lambda *_: [])
+        at_once.setattr("ddm_ray.jobs.attempts.claimed", lambda *_: [])
         assert claim(store, JOB).number == 2
     assert store.read(f"{JOB}/attempts/0001/CLAIM") == before
 
 
 def test_claiming_ends_where_storage_denies_what_it_lists(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("ddm_ray.storage.attempts.RIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("ddm_ray.jobs.attempts.RIVAL_SECONDS", 0.0)
     monkeypatch.setattr(Store, "create", lambda _, key, data: bool(asked.append(key)))
     with pytest.raises(StorageError, match=f"^{store.url}/{JOB}/attempts/0001 to 0064: storage answers that all"):
         claim(store, JOB)

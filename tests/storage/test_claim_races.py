@@ -9,14 +9,14 @@ from threading import Barrier
 
 import pytest
 
-from ddm_ray.storage.attempts import Attempt, claim, claimed
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.patience import PATIENT
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import Attempt, claim, claimed
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.retries import LONG_RETRIES
+from ddm_ray.store.store import Store
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Fault, Request, Wire, leading_through
 
-HASTY = replace(PATIENT, first_pause=0.002, longest_pause=0.02)
+HASTY = replace(LONG_RETRIES, first_pause=0.002, longest_pause=0.02)
 JOB, RIVALS = Artifact("experts/001"), 8
 FEW, MANY = 25, 1000
 FALSE = (Fault.BELIED, Fault.LOST, Fault.DROPPED, Fault.UNAVAILABLE, Fault.CONFLICT)
@@ -25,7 +25,7 @@ FALSE = (Fault.BELIED, Fault.LOST, Fault.DROPPED, Fault.UNAVAILABLE, Fault.CONFL
 @pytest.fixture(autouse=True)
 def fierce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has lost a number tries the next one at once."""
-    monkeypatch.setattr("ddm_ray.storage.attempts.RIVAL_SECONDS", 0.002)
+    monkeypatch.setattr("ddm_ray.jobs.attempts.RIVAL_SECONDS", 0.002)
 
 
 def race(stores: list[Store], job: Artifact = JOB) -> list[Attempt]:

@@ -10,16 +10,16 @@ from click.testing import CliRunner
 from ddm_ray import cli
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, StorageError
-from ddm_ray.storage import copying
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.copying import Copied
-from ddm_ray.storage.graph import CENTROIDS, MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Artifact, expert, shard
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.manifest import NAME, sha256
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import canonical
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs import copying
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.copying import Copied
+from ddm_ray.jobs.published import Weights
+from ddm_ray.run.graph import CENTROIDS, MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Artifact, expert, shard
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.manifest import NAME, sha256
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import canonical
+from ddm_ray.store.store import Store
 from tests.conftest import ROOT
 from tests.data.s3 import s3_server, upload
 from tests.infos import commit_written, info_of

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from ddm_ray.cli import main
 from ddm_ray.config import load_recipe
 from ddm_ray.islands.checks import CHECKS
-from ddm_ray.storage.graph import PARTITION, ROWS, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION, ROWS, shard
+from ddm_ray.run.run import Run
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Fault, Request, Wire, leading_through
 from tests.storage.artifacts import flip_bit

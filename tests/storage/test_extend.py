@@ -9,16 +9,16 @@ from ddm_ray import cli
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.config.longer import lengthened, parse_steps
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.extend import extend, extensions
-from ddm_ray.storage.extension import FILE, untouched
-from ddm_ray.storage.graph import MONOLITH, ROUTER, ROWS, expert
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import RUN_FILE, Run
-from ddm_ray.storage.sealed import seal
-from ddm_ray.storage.status import survey
-from ddm_ray.storage.store import Store
-from ddm_ray.storage.tidy import STATES, leftovers
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.extend import extend, extensions
+from ddm_ray.jobs.status import survey
+from ddm_ray.run.extension import FILE, untouched
+from ddm_ray.run.garbage import STATES, leftovers
+from ddm_ray.run.graph import MONOLITH, ROUTER, ROWS, expert
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import RUN_FILE, Run
+from ddm_ray.store.checksummed import seal
+from ddm_ray.store.store import Store
 from tests.random_run import make_run
 from tests.storage.artifacts import save_state
 

@@ -12,13 +12,13 @@ from ddm_ray.config.longer import parse_steps
 from ddm_ray.data.append import append
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.storage import extension_status
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.extend import extend
-from ddm_ray.storage.extension_status import ExtensionStatus, extension_statuses
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, expert
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import RUN_FILE, Run
+from ddm_ray.jobs import extension_status
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.extend import extend
+from ddm_ray.jobs.extension_status import ExtensionStatus, extension_statuses
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, expert
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import RUN_FILE, Run
 from tests.data.appended import make_base, make_data, write_digits
 from tests.random_run import make_run, publish_models
 from tests.storage.artifacts import save_state

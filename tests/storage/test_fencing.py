@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.errors import Superseded, TrainingError
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.fencing import Fence, require_standing
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.jobs.fencing import Fence, require_standing
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.store import Store
 from tests.storage.jobs import beat, fail, save
 
 JOB = Artifact("experts/001")

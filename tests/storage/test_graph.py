@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import (
+from ddm_ray.run.graph import (
     KINDS,
     MONOLITH,
     PARTITION,
@@ -23,9 +23,9 @@ from ddm_ray.storage.graph import (
     shard,
     trained_of,
 )
-from ddm_ray.storage.identity import fields_of
-from ddm_ray.storage.info import Info
-from ddm_ray.storage.manifest import Identity, Manifest
+from ddm_ray.run.identity import fields_of
+from ddm_ray.run.info import Info
+from ddm_ray.run.manifest import Identity, Manifest
 from tests.infos import info_of
 
 GIVEN = ("partition.method=given",)

@@ -19,17 +19,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ddm_ray.cli import main
 from ddm_ray.errors import DDMError
-from ddm_ray.islands.board import Board
-from ddm_ray.islands.presence import Presence
-from ddm_ray.islands.roll_call import RollCall
+from ddm_ray.islands.list_workers import WorkerTable
+from ddm_ray.islands.run_view import RunObserver
+from ddm_ray.islands.worker_heartbeat import WorkerState
+from ddm_ray.jobs import observer
+from ddm_ray.jobs.attempts import claim, claimed, saved_states
+from ddm_ray.jobs.status import Status
+from ddm_ray.run.graph import ROUTER
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import mixture_info, sampling_settings
 from ddm_ray.serve.versions import Versions
-from ddm_ray.storage import observer
-from ddm_ray.storage.attempts import claim, claimed, saved_states
-from ddm_ray.storage.graph import ROUTER
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import RECORD_BYTES
-from ddm_ray.storage.status import Status
+from ddm_ray.store.checksummed import RECORD_BYTES
 from ddm_ray.watch.events import Events
 from ddm_ray.watch.gauges import Gauges
 from tests.conftest import BIN
@@ -94,9 +94,9 @@ def looked_on(run: Run, statuses: list[Status], verb: str) -> dict[str, str]:
     gauges.update(statuses)
     registry.register(gauges)
     generate_latest(registry)
-    board = Board(run, [*run.experts, ROUTER], lambda artifact: 1e3)
-    view = board.look(Presence("me/0001", beat=1))
-    rows = RollCall(run.store, 0.0).rows(0.0)
+    board = RunObserver(run, [*run.experts, ROUTER], lambda artifact: 1e3)
+    view = board.look(WorkerState("me/0001", beat=1))
+    rows = WorkerTable(run.store, 0.0).rows(0.0)
     claimed(run.store, VICTIM)
     list(saved_states(run.store, VICTIM))
     assert {job.artifact for job in view.jobs} <= {each.artifact for each in view.statuses}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.job_files import JobFiles, list_jobs
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.manifest import NAME
+from ddm_ray.store.store import Store
 from tests.storage.jobs import beat, fail, publish, save
 
 JOBS = [Artifact(path) for path in ("experts/000", "experts/001", "experts/1000", "router")]

@@ -7,13 +7,13 @@ import pytest
 
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import TrainingError
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_status import job_status
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.status import Status
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.job_status import job_status
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.status import Status
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.store import Store
 from tests.storage.jobs import beat, fail, publish, save
 
 JOB = Artifact("experts/001")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddm_ray.storage.judge import Lease, Sightings, judge
+from ddm_ray.jobs.judge import Lease, Sightings, judge
 
 JOB = "experts/001"
 

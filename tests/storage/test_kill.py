@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ddm_ray.config import RunConfig
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.attempts import claim, claimed, heartbeat, saved_states
-from ddm_ray.storage.graph import evaluation, expert
-from ddm_ray.storage.info import StateInfo
-from ddm_ray.storage.manifest import sha256
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import claim, claimed, heartbeat, saved_states
+from ddm_ray.run.graph import evaluation, expert
+from ddm_ray.run.info import StateInfo
+from ddm_ray.run.manifest import sha256
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.conftest import wait_for
 from tests.infos import commit_written, info_of
 from tests.storage.artifacts import save_state
@@ -74,7 +74,7 @@ def test_a_killed_writer_leaves_whole_objects_or_none(tmp_path: Path, config: Ru
     run, chance = Run.create(str(tmp_path / "run"), config), random.Random(0)
     run.store.write("current", tagged(0, 10))
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["ddm_ray.storage.run"])
+    processes.set_forkserver_preload(["ddm_ray.run.run"])
     for kill in range(1, NUM_KILLS + 1):
         began = processes.Event()
         writer = processes.Process(target=write_for_ever, args=(run.url, began), daemon=True)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim
-from ddm_ray.storage.graph import Artifact, expert
-from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import FailureBudget, Launch, LaunchReader, attempts_of, failures_in_a_row, has_given_up
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, claim
+from ddm_ray.jobs.job_files import JobFiles, list_jobs
+from ddm_ray.jobs.launches import FailureBudget, Launch, LaunchReader, attempts_of, failures_in_a_row, has_given_up
+from ddm_ray.run.graph import Artifact, expert
+from ddm_ray.store.store import Store
 from tests.storage.jobs import beat, save
 
 JOB = Artifact("experts/000")

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddm_ray.errors import CorruptArtifact, DataError
-from ddm_ray.storage import listing
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.listing import ListedFiles, list_of, named_or_listed, with_all_files
-from ddm_ray.storage.manifest import FileRecord, Identity, Manifest, read_manifest, sha256
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import RECORD_BYTES
-from ddm_ray.storage.store import Store
+from ddm_ray.run import listing
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.listing import ListedFiles, list_of, named_or_listed, with_all_files
+from ddm_ray.run.manifest import FileRecord, Identity, Manifest, read_manifest, sha256
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import RECORD_BYTES
+from ddm_ray.store.store import Store
 from tests.storage.test_manifest import name, record
 
 MANY = 600_000

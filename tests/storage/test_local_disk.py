@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 from tests.store_meter import StoreMeter
 
 HUGE = 6 * 2**30

@@ -14,16 +14,16 @@ import pytest
 
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, DDMError, RayAway, StorageError
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.describe import describe, line
+from ddm_ray.jobs.judge import Sightings
+from ddm_ray.jobs.launches import Launch, noted
+from ddm_ray.jobs.observer import observe, survey_once
+from ddm_ray.jobs.status import status
 from ddm_ray.remedies import Give
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.describe import describe, line
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.judge import Sightings
-from ddm_ray.storage.launches import Launch, noted
-from ddm_ray.storage.observer import observe, survey_once
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.watch.events import Events
 from tests.conftest import ddm
 from tests.storage.jobs import beat, fail
@@ -135,8 +135,8 @@ def test_launches_in_vain_leave_no_more_than_their_places(run: Run) -> None:
 
 KILLED = """
 import os, sys
-from ddm_ray.storage.launches import Launch, noted
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.launches import Launch, noted
+from ddm_ray.run.run import Run
 with noted(Run.open(sys.argv[1]).store, Launch("experts/000", island="north")):
     os.kill(os.getpid(), 9)
 """

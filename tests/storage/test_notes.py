@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from ddm_ray.errors import CorruptArtifact
+from ddm_ray.jobs.attempts import Attempt, claim, claimed, saved_states
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.job_files import list_jobs
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.status import status, survey
 from ddm_ray.parsing import MOST_DEPTH, parse_object
-from ddm_ray.storage.attempts import Attempt, claim, claimed, saved_states
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_files import list_jobs
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status, survey
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.watch.gauges import values_of
 from tests.storage.artifacts import save_state
 from tests.storage.jobs import TOLD, beat

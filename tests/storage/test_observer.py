@@ -10,13 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.config import RunConfig
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_files import list_jobs
-from ddm_ray.storage.observer import Observer
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import SILENT_SECONDS, Status, status
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.jobs.job_files import list_jobs
+from ddm_ray.jobs.observer import Observer
+from ddm_ray.jobs.status import SILENT_SECONDS, Status, status
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.watch.gauges import values_of
 from tests.storage.jobs import beat, fail
 

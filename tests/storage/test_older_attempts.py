@@ -8,13 +8,13 @@ import pytest
 
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import RunConfig
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.observer import MAX_OLDER, Observer, survey_once
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, survey
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.observer import MAX_OLDER, Observer, survey_once
+from ddm_ray.jobs.status import Status, survey
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.watch.events import Events
 from tests.storage.jobs import beat, fail, save
 

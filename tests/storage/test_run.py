@@ -11,9 +11,9 @@ from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, RunError
 from ddm_ray.placement import ISLAND_FIELDS
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert, shard
-from ddm_ray.storage.manifest import SCHEMA, FileRecord, canonical, sha256
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert, shard
+from ddm_ray.run.manifest import SCHEMA, FileRecord, canonical, sha256
+from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
 from tests.storage.artifacts import flip_bit, write_and_commit
 

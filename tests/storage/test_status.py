@@ -15,16 +15,16 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact
+from ddm_ray.jobs import describe as describe_module
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.job_files import list_jobs
+from ddm_ray.jobs.judge import Sightings
+from ddm_ray.jobs.observer import observe, survey_once
+from ddm_ray.jobs.status import status, survey
+from ddm_ray.run.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
+from ddm_ray.run.run import Run
 from ddm_ray.spelling import duration
-from ddm_ray.storage import describe as describe_module
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_rows, shard
-from ddm_ray.storage.job_files import list_jobs
-from ddm_ray.storage.judge import Sightings
-from ddm_ray.storage.observer import observe, survey_once
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status, survey
 from tests.conftest import wait_for
 from tests.storage.artifacts import write_and_commit
 from tests.storage.jobs import age, beat, fail, publish, save

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.errors import RunError, StorageError
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.store import Store, is_local
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.store import Store, is_local
 
 NUM_RIVALS, NUM_ROUNDS = 8, 25
 
@@ -171,7 +171,7 @@ def race(url: str, rival: int, start: Barrier, wins: "Queue[tuple[int, int]]") -
 
 def test_one_of_many_processes_creates_an_object(tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["ddm_ray.storage.run"])
+    processes.set_forkserver_preload(["ddm_ray.run.run"])
     start, queue = processes.Barrier(NUM_RIVALS), processes.Queue()
     rivals = [processes.Process(target=race, args=(str(tmp_path), rival, start, queue)) for rival in range(NUM_RIVALS)]
     for process in rivals:

@@ -7,23 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray import cli
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.chunk_records import PLAN
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert
-from ddm_ray.storage.manifest import NAME, Identity
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import survey
-from ddm_ray.storage.store import Store
-from ddm_ray.storage.tidy import (
-    CHUNKS,
-    MILESTONES,
-    STATES,
-    UNFINISHED,
-    UNFINISHED_SECONDS,
-    WEIGHTS,
-    delete,
-    leftovers,
-)
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.status import survey
+from ddm_ray.run.chunk_records import PLAN
+from ddm_ray.run.garbage import CHUNKS, MILESTONES, STATES, UNFINISHED, UNFINISHED_SECONDS, WEIGHTS, delete, leftovers
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert
+from ddm_ray.run.manifest import NAME, Identity
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.published import publish_weights
 from tests.random_run import make_run
 from tests.storage.artifacts import save_state

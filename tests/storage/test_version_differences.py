@@ -5,13 +5,13 @@ import re
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import Artifact, expert
-from ddm_ray.storage.job_status import JobStatus
-from ddm_ray.storage.launches import Launch, place_of
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status
-from ddm_ray.storage.versions import differences
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.launches import Launch, place_of
+from ddm_ray.jobs.status import Status
+from ddm_ray.jobs.versions import differences
+from ddm_ray.run.graph import Artifact, expert
+from ddm_ray.run.run import Run
 from tests.storage.jobs import TOLD, beat, fail
 
 OLD, NEW = {"python": "3.11.9", "torch": "2.7.1"}, {"python": "3.11.9", "torch": "2.8.0"}

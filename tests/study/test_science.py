@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from ddm_ray.config import load_recipe
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from tests.conftest import ROOT
 

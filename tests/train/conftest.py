@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.random_run import make_data
 
 SHORT = (

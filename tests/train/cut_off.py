@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 
-from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import claimed
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.run import Run
 from tests.s3_wire import Fault, Request, wire
 from tests.train.ranks import EXPERT
 from tests.train.s3_faults import MOMENTS, Trainer, files_of, trainer

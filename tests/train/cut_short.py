@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.jobs.attempts import saved_states
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import saved_states
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from ddm_ray.train import local
 from tests.random_run import make_data
 from tests.traced import DiskFault, Outcome, traced

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -7,7 +7,7 @@ import json
 import sys
 
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.storage import graph
+from ddm_ray.run import graph
 from ddm_ray.train import local
 from tests.data.rows import commit_rows
 

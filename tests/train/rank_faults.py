@@ -25,10 +25,10 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
+from ddm_ray.jobs.attempts import Attempt, claim
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.store import Store
 from ddm_ray.train import local, lookout, worker
 from tests.processes import family, state_of
 from tests.train.ranks import EXPERT, data_main

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -8,8 +8,8 @@ import obstore.store
 import torch
 from safetensors.torch import load
 
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.train.heldout import DRAWS, GROUPS, LOSSES, STEPS
 
 Files = Mapping[str, Sequence[object]]

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ddm_ray.jobs.attempts import claimed
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.patience import PATIENT, Patience
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.run import Run
+from ddm_ray.store.retries import LONG_RETRIES, RetryPolicy
 from tests.conftest import ROOT
 from tests.data.s3 import upload
 from tests.random_run import make_data
@@ -155,8 +155,8 @@ class Trainer:
     def __init__(self, server: str, base: Path, log: Path, scale: float):
         self.server, self.scale, self.log = server, scale, log
         self._base, self._runs = base, 0
-        pauses = {name: getattr(PATIENT, name) / scale for name in ("first_pause", "longest_pause")}
-        self._patience = {**asdict(PATIENT), **pauses}
+        pauses = {name: getattr(LONG_RETRIES, name) / scale for name in ("first_pause", "longest_pause")}
+        self._policy = {**asdict(LONG_RETRIES), **pauses}
         command = [sys.executable, "-m", "tests.train.s3_faults"]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
@@ -196,7 +196,7 @@ class Trainer:
             "AWS_ENDPOINT_URL": through.url,
             "AWS_TIMEOUT": f"{max(1000 * ANSWER_SECONDS / self.scale, 1000):.0f}ms",
         }
-        task = {"url": url, "patience": self._patience, "environment": environment}
+        task = {"url": url, "retry_policy": self._policy, "environment": environment}
         print(json.dumps(task), file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline() or -1)
 
@@ -225,9 +225,9 @@ def main() -> None:
         if pid == 0:
             os.environ.update(task["environment"])
             print(f"{time.strftime('%X')} {task['url']}", file=sys.stderr, flush=True)
-            artifact, patience = Artifact(task.get("artifact", EXPERT)), Patience(**task["patience"])
+            artifact, retry_policy = Artifact(task.get("artifact", EXPERT)), RetryPolicy(**task["retry_policy"])
             placement = TrainPlacement.model_validate(task.get("placement", PLACEMENT.model_dump()))
-            local.train(task["url"], [artifact], placement, patience)
+            local.train(task["url"], [artifact], placement, retry_policy)
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 

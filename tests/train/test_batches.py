@@ -13,8 +13,8 @@ from ddm_ray.core.condition import Text, join
 from ddm_ray.core.flow import PATHS, interpolate
 from ddm_ray.core.streams import BATCH, stream
 from ddm_ray.data.loading.loader import Loader
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, expert
+from ddm_ray.run.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.job import TrainJob, train_job
 from ddm_ray.train.objectives import Batch, ExpertLoss, draw

@@ -9,15 +9,15 @@ import torch
 
 from ddm_ray.config.longer import parse_steps
 from ddm_ray.errors import Preempted
+from ddm_ray.jobs.copying import copy
+from ddm_ray.jobs.extend import extend
+from ddm_ray.jobs.published import Weights
+from ddm_ray.jobs.status import survey
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run.graph import MONOLITH, Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.beginnings import begin
 from ddm_ray.sampling.run_models import load_network
-from ddm_ray.storage.copying import copy
-from ddm_ray.storage.extend import extend
-from ddm_ray.storage.graph import MONOLITH, Artifact
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import survey
 from ddm_ray.train import worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model

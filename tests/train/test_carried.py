@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from ddm_ray.jobs.attempts import claimed
+from ddm_ray.jobs.copying import copy
+from ddm_ray.jobs.published import Weights
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.copying import copy
-from ddm_ray.storage.graph import expert, shard
-from ddm_ray.storage.info import TrainedInfo
-from ddm_ray.storage.published import Weights
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert, shard
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from tests.random_run import make_data
 from tests.train.conftest import SHORT

@@ -5,11 +5,11 @@ import sys
 import time
 from pathlib import Path
 
-from ddm_ray.storage.attempts import heartbeat
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.observer import survey_once
-from ddm_ray.storage.status import Status
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import heartbeat
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.observer import survey_once
+from ddm_ray.jobs.status import Status
+from ddm_ray.store.store import Store
 from ddm_ray.watch.gauges import values_of
 from tests.conftest import ROOT, wait_for
 from tests.random_run import make_data
@@ -21,7 +21,7 @@ TRAIN = """
 import sys, time
 real, (url, job, offset) = time.time, sys.argv[1:]
 time.time = lambda: real() + float(offset)
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 from ddm_ray.train import local
 local.train(url, [Artifact(job)])
 """

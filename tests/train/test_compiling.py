@@ -15,11 +15,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import config
 
 from ddm_ray.errors import OutOfMemory
+from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.models import compiled
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, expert
+from ddm_ray.run.run import Run
 from ddm_ray.train import engine as train_engine
 from ddm_ray.train import worker
 from ddm_ray.train.batches import RankBatches

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddm_ray.storage.attempts import claimed
+from ddm_ray.jobs.attempts import claimed
 from tests.data.s3 import s3_server
 from tests.train.cut_off import Cut, Rivals, rivals
 from tests.train.ranks import EXPERT

@@ -7,8 +7,8 @@ import pytest
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import ConfigError
 from ddm_ray.placement import TrainPlacement, Workers
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 from ddm_ray.train.job import train_job
 from ddm_ray.train.worker import require_room
 

@@ -17,8 +17,8 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT
+from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from tests.train.small_recipe import prompts_of, smaller
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ddm_ray.config.longer import parse_steps
 from ddm_ray.errors import Preempted
+from ddm_ray.jobs.attempts import SavedState, saved_states
+from ddm_ray.jobs.extend import extend
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import SavedState, saved_states
-from ddm_ray.storage.extend import extend
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from ddm_ray.train.state import SavedParts
 from tests.random_run import make_data

@@ -11,8 +11,8 @@ from torch import nn
 
 from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.text_encoding import StoredTexts
-from ddm_ray.storage.graph import ROUTER, STUDENT, Artifact, expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROUTER, STUDENT, Artifact, expert
+from ddm_ray.run.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.consensus import Flags, StepResult, StepResults
 from ddm_ray.train.job import TrainJob, train_job

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddm_ray.errors import StorageError
-from ddm_ray.storage.attempts import Attempt, claim
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import Attempt, claim
+from ddm_ray.store.store import Store
 from ddm_ray.train import heartbeat
 from ddm_ray.train.heartbeat import Heartbeat, beat_seconds
 from tests.conftest import wait_for

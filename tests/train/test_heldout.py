@@ -21,16 +21,16 @@ from ddm_ray.data.loading.heldout_rows import heldout_rows
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
 from ddm_ray.errors import OutOfMemory, Preempted
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import status
 from ddm_ray.models import weights
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, shard
-from ddm_ray.storage.info import HeldoutInfo, ShardInfo, TrainedInfo
-from ddm_ray.storage.manifest import Identity, Manifest
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, shard
+from ddm_ray.run.info import HeldoutInfo, ShardInfo, TrainedInfo
+from ddm_ray.run.manifest import Identity, Manifest
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.train import worker
 from ddm_ray.train.heldout import (
     FORWARD,

@@ -11,8 +11,8 @@ from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation, expert, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, evaluation, expert, shard
+from ddm_ray.run.run import Run
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import ExpertLoss, Masking, RouterLoss
 

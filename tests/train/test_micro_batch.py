@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, claim
 from ddm_ray.memory import KEEP_FREED_MEMORY
-from ddm_ray.storage.attempts import OUT_OF_MEMORY, Attempt, claim
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.store import Store
 from ddm_ray.train.claiming import most_rows
 from tests.random_run import make_data
 

@@ -19,16 +19,16 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.evaluate.run import evaluate
 from ddm_ray.islands.checks import Machine, check
+from ddm_ray.jobs.extend import extend
+from ddm_ray.jobs.status import survey
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.acceptance import accept
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.app import require_servable
 from ddm_ray.serve.args import ServeArgs
-from ddm_ray.storage.extend import extend
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact
-from ddm_ray.storage.patience import ONCE, Trouble
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import survey
+from ddm_ray.store.retries import NO_RETRIES, Trouble
 from tests.conftest import ROOT
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Wire, leading_through
@@ -103,7 +103,7 @@ def train(jobs: list[tuple[str, Artifact]], placement: TrainPlacement | None = N
         {
             "url": url,
             "artifact": job,
-            "patience": asdict(ONCE),
+            "retry_policy": asdict(NO_RETRIES),
             "environment": {"AWS_ACCESS_KEY_ID": who},
             "placement": (placement or TrainPlacement()).model_dump(mode="json"),
         }

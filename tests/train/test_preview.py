@@ -17,10 +17,10 @@ from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import weights
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
+from ddm_ray.run.graph import MONOLITH, PARTITION, Artifact, expert, shard
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_model, monolith_info
-from ddm_ray.storage.graph import MONOLITH, PARTITION, Artifact, expert, shard
-from ddm_ray.storage.run import Run
 from ddm_ray.train.preview import MAX_CLASSES, PER_CLASS, picture
 from tests.infos import commit_written, info_of
 from tests.random_run import make_run

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from tests.traced import DiskFault
 from tests.train.background import Background
 from tests.train.ranks import EXPERT

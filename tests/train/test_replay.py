@@ -14,15 +14,15 @@ from ddm_ray.data.schema import read_parquet
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.work import ChunkMaker, ReadUnit, Task
 from ddm_ray.errors import ConfigError, DriftError, MissingArtifact, TrainingError
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import survey
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run import graph
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, expert, replay, shard
+from ddm_ray.run.info import PartitionInfo, ShardInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_model
-from ddm_ray.storage import graph
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import MONOLITH, PARTITION, ROUTER, ROWS, Artifact, expert, replay, shard
-from ddm_ray.storage.info import PartitionInfo, ShardInfo
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import survey
 from ddm_ray.train import replay as replaying
 from ddm_ray.train import worker
 from ddm_ray.train.job import train_job

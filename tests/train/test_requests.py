@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.jobs.observer import Observer
+from ddm_ray.jobs.status import survey
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.observer import Observer
-from ddm_ray.storage.patience import PATIENT
-from ddm_ray.storage.status import survey
+from ddm_ray.store.retries import LONG_RETRIES
 from ddm_ray.train import worker
 from tests.data.s3 import BUCKET, s3_server, upload
 from tests.random_run import make_data
@@ -82,8 +82,8 @@ def test_what_storage_will_not_delete_or_draw_is_waited_for_by_nobody(
     wire.rule = lambda one: next((fault for pattern, fault in rules.items() if one.matches(pattern)), None)
     since = len(wire.requests)
     try:
-        patience = replace(PATIENT, seconds=30, first_pause=0.01, longest_pause=0.05)
-        worker.train(url, made.experts[0], TrainPlacement(checkpoint_steps=4, keep_states=1), patience=patience)
+        retry_policy = replace(LONG_RETRIES, seconds=30, first_pause=0.01, longest_pause=0.05)
+        worker.train(url, made.experts[0], TrainPlacement(checkpoint_steps=4, keep_states=1), retry_policy=retry_policy)
     finally:
         wire.rule = lambda _: None
     met = [one for one in wire.requests[since:] if one.fault]

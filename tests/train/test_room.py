@@ -5,8 +5,8 @@ import torch
 
 from ddm_ray.errors import ConfigError
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 
 EXPERT = expert(1)

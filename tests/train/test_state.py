@@ -17,8 +17,8 @@ from safetensors.torch import load
 
 from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.models.dit import DiT
-from ddm_ray.storage.manifest import Identity, Manifest
-from ddm_ray.storage.store import Store
+from ddm_ray.run.manifest import Identity, Manifest
+from ddm_ray.store.store import Store
 from ddm_ray.train import state
 from ddm_ray.train.fragments import RECORDS, Fragment, Shards
 from ddm_ray.train.snapshot import Snapshot

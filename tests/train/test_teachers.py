@@ -16,14 +16,14 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.routing import parse_strategy
 from ddm_ray.errors import CorruptArtifact, MissingArtifact, Preempted
+from ddm_ray.jobs.attempts import claimed
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run.graph import STUDENT, Artifact
+from ddm_ray.run.info import PartitionInfo
+from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.run_models import load_model
-from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.graph import STUDENT, Artifact
-from ddm_ray.storage.info import PartitionInfo
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 from ddm_ray.train import teachers, worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import Batch, DistillLoss

@@ -12,7 +12,7 @@ from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
 
 from ddm_ray.errors import StorageError
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 from ddm_ray.train import telemetry
 from ddm_ray.train.telemetry import Telemetry
 from tests.conftest import wait_for

@@ -19,9 +19,9 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import expert, shard
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert, shard
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.heldout import LOSSES, HeldoutLoss
 from ddm_ray.train.job import train_job

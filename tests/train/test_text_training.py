@@ -11,11 +11,11 @@ from ddm_ray.core.condition import Text
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.run.graph import ROUTER, STUDENT, expert, shard
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_model, load_models
-from ddm_ray.storage.graph import ROUTER, STUDENT, expert, shard
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
 from ddm_ray.train import worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.publish import WEIGHTS

@@ -8,11 +8,11 @@ import torch
 from ddm_ray.config.longer import parse_steps
 from ddm_ray.cores import usable_cores
 from ddm_ray.errors import Preempted
+from ddm_ray.jobs.attempts import Attempt, claim, claimed
+from ddm_ray.jobs.extend import extend
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt, claim, claimed
-from ddm_ray.storage.extend import extend
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 from ddm_ray.train import claiming, worker
 from ddm_ray.train.claiming import kept_threads, own_threads
 from ddm_ray.train.job import train_job

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import status
+from ddm_ray.run.run import Run
 from ddm_ray.train.saving import MOST_REFUSED
 from tests.conftest import ROOT
 from tests.random_run import make_data
@@ -25,8 +25,8 @@ LIMIT = """
 import json, resource, sys
 from ddm_ray.errors import DDMError
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.run.graph import Artifact
 from ddm_ray.train import local
 
 most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

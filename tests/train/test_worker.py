@@ -17,13 +17,13 @@ from safetensors.torch import load
 
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact, DriftError, Preempted, StorageError, TrainingError
+from ddm_ray.jobs.attempts import Attempt, claimed, saved_states
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt, claimed, saved_states
-from ddm_ray.storage.graph import MONOLITH, ROUTER, Artifact, shard
-from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, shard
+from ddm_ray.run.info import ShardInfo
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.train import worker
 from ddm_ray.train.attempt import TrainAttempt
 from tests.conftest import wait_for

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_status import JobStatus
-from ddm_ray.storage.judge import Sightings
-from ddm_ray.storage.observer import observe
-from ddm_ray.storage.status import Status
+from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.judge import Sightings
+from ddm_ray.jobs.observer import observe
+from ddm_ray.jobs.status import Status
+from ddm_ray.run.graph import Artifact
 from ddm_ray.watch.events import Event, Events
 from tests.infos import info_of
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.judge import Sightings
-from ddm_ray.storage.observer import observe
-from ddm_ray.storage.status import survey
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.judge import Sightings
+from ddm_ray.jobs.observer import observe
+from ddm_ray.jobs.status import survey
 from ddm_ray.watch.live_view import LiveView
 from tests.random_run import make_data
 from tests.storage.jobs import beat, fail

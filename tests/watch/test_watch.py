@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
-from ddm_ray.islands.presence import PresenceKeeper
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT
-from ddm_ray.storage.job_status import JobStatus
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, survey
+from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.status import Status, survey
+from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT
+from ddm_ray.run.run import Run
 from ddm_ray.watch.gauges import Gauges
 from ddm_ray.watch.loop import trained
 from tests.conftest import BIN, heed_ctrl_c, wait_for
@@ -119,7 +119,7 @@ def test_islands_are_in_the_table_while_they_are_at_work(tmp_path: Path) -> None
     try:
         wait_for(lambda: "experts/000  100%" in log.read_text(), 60, log.read_text)
         assert "waits" not in log.read_text() and "worker" not in log.read_text()
-        with PresenceKeeper(run.store, "north", holds="experts/001"), PresenceKeeper(run.store, "south", waits="all"):
+        with WorkerHeartbeat(run.store, "north", holds="experts/001"), WorkerHeartbeat(run.store, "south", waits="all"):
             seen = r"^north +33%  trains experts/001 \(worker 1 on .*\)\nsouth +33%  waits: all \(worker 1 on"
             wait_for(lambda: re.search(seen, log.read_text(), re.MULTILINE), 20, log.read_text)
         # A row is logged each ten seconds.

@@ -14,11 +14,11 @@ from uuid import uuid4
 from ddm_ray.data.loading.verified import Stamp, VerifiedFile, stamp_of
 from ddm_ray.data.scratch import OTHER_CACHE, close_to_others, own_folder
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.storage.disk import inode, locked
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.manifest import FileRecord, Manifest
-from ddm_ray.storage.refusals import as_storage_error
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.manifest import FileRecord, Manifest
+from ddm_ray.run.run import Run
+from ddm_ray.store.disk import inode, locked
+from ddm_ray.store.refusals import as_storage_error
 
 SIDE_BY_SIDE = 4
 

@@ -10,9 +10,9 @@ from ddm_ray.data.loading.shard_files import FirstRows, first_rows, require_shar
 from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.schema import HELDOUT, shard_schema
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import ShardInfo
+from ddm_ray.run.run import Run
 
 
 def count_heldout(run: Run, artifacts: Sequence[Artifact]) -> int:

@@ -31,9 +31,9 @@ from ddm_ray.data.text_encoding import encoded
 from ddm_ray.data.texts import no_texts
 from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.memory import free_bytes
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import ShardInfo
+from ddm_ray.run.run import Run
 
 SHARE_OF_FREE_MEMORY = 0.25
 HELD_WINDOWS = 3

@@ -11,12 +11,12 @@ from ddm_ray.data.partition.state import manifest_key
 from ddm_ray.data.texts import read_null_text
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.models.null_text import NULL_TEXT
-from ddm_ray.storage.extension import generation_of
-from ddm_ray.storage.graph import PARTITION, Artifact
-from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import read_sealed
+from ddm_ray.run.extension import generation_of
+from ddm_ray.run.graph import PARTITION, Artifact
+from ddm_ray.run.info import ShardInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Manifest
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import read_sealed
 
 FOOTER_BYTES = 64 * 2**10
 """Bytes from a parquet file's end on that mostly hold its footer."""

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ddm_ray.data.scratch import own_folder
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.storage.disk import locked
-from ddm_ray.storage.manifest import FileRecord
+from ddm_ray.run.manifest import FileRecord
+from ddm_ray.store.disk import locked
 
 Stamp = tuple[int, int, int, int, int]
 _STAMP: TypeAdapter[Stamp] = TypeAdapter(Stamp)

@@ -17,7 +17,7 @@ from ddm_ray.data.partition.clustering import COLUMNS, Clustering, RowsReader, c
 from ddm_ray.data.partition.passes import Executor
 from ddm_ray.data.schema import trains
 from ddm_ray.errors import DataError
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 
 CELLS = np.dtype([("fine", "<i4"), ("train", "?"), ("key", "<u8")])
 Ranges = Mapping[int, tuple[np.ndarray, np.ndarray]]

@@ -21,11 +21,11 @@ from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.schema import DUPLICATES, embeddings, images, read_parquet, trains
 from ddm_ray.errors import DataError
-from ddm_ray.storage.graph import CENTROIDS, Artifact
-from ddm_ray.storage.info import RowsInfo
-from ddm_ray.storage.listing import with_all_files
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, Artifact
+from ddm_ray.run.info import RowsInfo
+from ddm_ray.run.listing import with_all_files
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 
 COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
 """Columns that decide a row's cluster, by the partition's method."""

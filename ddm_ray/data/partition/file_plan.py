@@ -17,7 +17,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import HELDOUT, TRAIN, shard_file_schema, shard_schema, trains
-from ddm_ray.storage.extension import shard_file
+from ddm_ray.run.extension import shard_file
 
 FILE_BYTES = 256 * 2**20
 ROW_GROUP_BYTES = 4 * 2**20

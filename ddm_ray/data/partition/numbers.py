@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ddm_ray.config import RunConfig
+from ddm_ray.run.info import ClusterFit, PartitionInfo
 from ddm_ray.spelling import some
-from ddm_ray.storage.info import ClusterFit, PartitionInfo
 
 FAR = 99
 """Percentile of the distances from a centroid beyond which an appended row is far."""

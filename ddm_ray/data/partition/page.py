@@ -10,7 +10,7 @@ from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.partition.numbers import FAR
 from ddm_ray.pictures.page import page as html_page
-from ddm_ray.storage.info import PartitionInfo, ReportInfo
+from ddm_ray.run.info import PartitionInfo, ReportInfo
 
 KINDS = {"share": "share", "mostly": "text", "for example": "text", "images": "images"}
 TOP_CLASSES, CAPTIONS, CAPTION_LETTERS = 4, 3, 60

@@ -13,10 +13,10 @@ from ddm_ray.data.partition.passes import Executor, InProcess
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder
 from ddm_ray.data.partition.state import has_files, invalidate
 from ddm_ray.errors import CorruptArtifact, DriftError
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
-from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ReportInfo, RowsInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROWS
+from ddm_ray.run.info import CentroidsInfo, PartitionInfo, ReportInfo, RowsInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Manifest
+from ddm_ray.run.run import Run
 
 PAGE = "report.html"
 

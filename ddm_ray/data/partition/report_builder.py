@@ -19,7 +19,7 @@ from ddm_ray.data.partition.page import Shown, page
 from ddm_ray.data.partition.pictures import projection_png, tile_png, to_image
 from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.schema import embeddings, stored_images, trains
-from ddm_ray.storage.info import ClusterFit, PartitionInfo, ReportInfo
+from ddm_ray.run.info import ClusterFit, PartitionInfo, ReportInfo
 
 IMAGES = 8
 SHOWN_CLUSTERS = 64

@@ -15,9 +15,9 @@ from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import RayError
 from ddm_ray.models.null_text import NULL_TEXT
-from ddm_ray.storage.graph import ROWS, owner_rows, shard
-from ddm_ray.storage.info import RowsInfo, ShardInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Manifest
+from ddm_ray.run.graph import ROWS, owner_rows, shard
+from ddm_ray.run.info import RowsInfo, ShardInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 
 
 def write_shards(

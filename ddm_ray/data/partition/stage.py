@@ -18,10 +18,10 @@ from ddm_ray.data.partition.report import report, report_of
 from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
-from ddm_ray.storage.info import CentroidsInfo, PartitionInfo, ShardInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, sha256
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
+from ddm_ray.run.info import CentroidsInfo, PartitionInfo, ShardInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, sha256
+from ddm_ray.run.run import Run
 
 
 def partition(

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, Artifact, shard
-from ddm_ray.storage.info import ShardInfo
-from ddm_ray.storage.manifest import NAME, FileRecord, Identity, Manifest, sha256
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, Artifact, shard
+from ddm_ray.run.info import ShardInfo
+from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, sha256
+from ddm_ray.run.run import Run
 
 SHARDS = "shards"
 

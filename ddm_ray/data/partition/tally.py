@@ -9,7 +9,7 @@ import pyarrow as pa
 from ddm_ray.config import DataConfig
 from ddm_ray.data.schema import array, as_modelled, data_dtype
 from ddm_ray.errors import DataError
-from ddm_ray.storage.graph import Artifact
+from ddm_ray.run.graph import Artifact
 
 
 @dataclass

@@ -17,7 +17,7 @@ from ddm_ray.core.names import FitName
 from ddm_ray.data.images import FITS
 from ddm_ray.data.prepare.decoder import ENVIRONMENT, HEADER, MEMORY, NOT_FRESH, OUT_OF_MEMORY, READY, SECONDS, SIZE
 from ddm_ray.errors import DataError
-from ddm_ray.storage.refusals import as_storage_error
+from ddm_ray.store.refusals import as_storage_error
 
 TOO_LARGE = f"needs more than {MEMORY >> 20} MiB to be decoded"
 TOO_SLOW = f"needs more than {SECONDS} s to be decoded"

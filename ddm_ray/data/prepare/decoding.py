@@ -19,7 +19,7 @@ from ddm_ray.data.prepare.decoder_process import decode_apart
 from ddm_ray.data.schema import middle
 from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources import Encoded, Source, Unit
-from ddm_ray.storage.manifest import sha256
+from ddm_ray.run.manifest import sha256
 
 BATCH_ROWS, BATCH_BYTES = 64, 4 * 2**20
 """Rows and encoded bytes that go to the process that decodes at once."""

@@ -17,12 +17,12 @@ from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sources.named import named_source
 from ddm_ray.errors import DataError
+from ddm_ray.jobs.versions import versions
 from ddm_ray.remedies import Give
-from ddm_ray.storage.info import Reason, RowsInfo
-from ddm_ray.storage.listing import named_or_listed
-from ddm_ray.storage.manifest import FileRecord, Manifest
-from ddm_ray.storage.sealed import digest_of_list
-from ddm_ray.storage.versions import versions
+from ddm_ray.run.info import Reason, RowsInfo
+from ddm_ray.run.listing import named_or_listed
+from ddm_ray.run.manifest import FileRecord, Manifest
+from ddm_ray.store.checksummed import digest_of_list
 
 EXAMPLES = 3
 PREFETCH_PARTS = 4

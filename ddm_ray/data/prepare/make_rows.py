@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ddm_ray.data.prepare.embed import Embed
 from ddm_ray.data.prepare.fit_embedder import embeds_pixels, fitted
 from ddm_ray.data.prepare.records import EmbeddedRows, RowsRecord, RowsStore, SourcePlan, store_rows
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.sealed import canonical
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.store.checksummed import canonical
 
 NULL = "_null_text/NULL_TEXT.json"
 """Names the encoded empty prompt, of runs conditioned on texts."""

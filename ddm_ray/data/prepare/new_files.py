@@ -11,11 +11,11 @@ from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.data.sources import open_source, units_of
 from ddm_ray.errors import DataError, MissingArtifact
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.manifest import sha256
+from ddm_ray.run.run import Run
 from ddm_ray.spelling import some
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.manifest import sha256
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import canonical
+from ddm_ray.store.checksummed import canonical
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from ddm_ray.data.reasons import commonest
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, read_parquet, to_parquet
 from ddm_ray.data.sharded.chunk_store import HASH, ChunkRecord, ChunkStore, Hashes, StoredFile
 from ddm_ray.data.sources import Unit
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import canonical
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import canonical
 
 REJECTED = "_rejected"
 """Folder of rejected rows' reasons, below the artifact of rows."""

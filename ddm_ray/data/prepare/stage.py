@@ -18,10 +18,10 @@ from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.errors import ConfigError, DataError, DriftError
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.remedies import Give
-from ddm_ray.storage.graph import ROWS, Artifact, owner_rows
-from ddm_ray.storage.info import RowsInfo
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS, Artifact, owner_rows
+from ddm_ray.run.info import RowsInfo
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 
 MAX_REJECTED = 0.05
 MIN_READ = 1000

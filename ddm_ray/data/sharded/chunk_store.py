@@ -18,11 +18,11 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, Valida
 from ddm_ray.data.schema import read_parquet, to_parquet
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.remedies import Make
-from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys, stem_of_file
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.manifest import FileName, FileRecord, Identity, read_verified
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import read_sealed, seal, unseal
+from ddm_ray.run.chunk_records import PLAN, RECORDS, ChunkKey, chunks_done, recorded_keys, stem_of_file
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.manifest import FileName, FileRecord, Identity, read_verified
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import read_sealed, seal, unseal
 
 MAX_READERS = 16
 HASH = np.dtype("<u8")

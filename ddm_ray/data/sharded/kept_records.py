@@ -10,8 +10,8 @@ from typing import Any, Generic
 
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.sharded.chunk_store import MAX_READERS, ChunkStore, RecordT
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.refusals import as_storage_error
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.store.refusals import as_storage_error
 
 
 def as_temporary_error() -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from ddm_ray.data import OnProgress
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, PlanT, RecordT, WorkUnit
 from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.work import ChunkMaker, Executor, ReadUnit, Task
-from ddm_ray.storage.chunk_records import chunks_done
+from ddm_ray.run.chunk_records import chunks_done
 
 SeenT = TypeVar("SeenT", bound=ChunkRecord, contravariant=True)
 

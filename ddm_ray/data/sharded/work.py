@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from ddm_ray.data.sharded.chunk_store import ChunkStore, RecordT
-from ddm_ray.storage.chunk_records import ChunkKey
+from ddm_ray.run.chunk_records import ChunkKey
 
 CHUNK_BYTES = 64 * 2**20
 """Size of a chunk's rows in memory that stages aim at."""

@@ -16,7 +16,7 @@ from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
 from ddm_ray.data.sources.registry import SOURCES
 from ddm_ray.errors import DataError
 from ddm_ray.spelling import nearest
-from ddm_ray.storage.refusals import as_storage_error
+from ddm_ray.store.refusals import as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
 HUB = "hf://datasets/"

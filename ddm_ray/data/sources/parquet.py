@@ -19,7 +19,7 @@ from ddm_ray.errors import DataError
 from ddm_ray.parsing import parse_object
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
-from ddm_ray.storage.refusals import refusal
+from ddm_ray.store.refusals import refusal
 
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")

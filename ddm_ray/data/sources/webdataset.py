@@ -14,7 +14,7 @@ from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit
 from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import as_source_error
-from ddm_ray.storage.refusals import refusal
+from ddm_ray.store.refusals import refusal
 
 TEXT_KEYS = ("caption", "text")
 CLASS_KEYS = ("label", "cls", "class")

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ddm_ray.errors import DDMError, GaveUp, StorageError
+from ddm_ray.jobs.launches import FailureBudget, Launch
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.launches import FailureBudget, Launch
-from ddm_ray.storage.patience import PATIENT
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
+from ddm_ray.store.retries import LONG_RETRIES
 
 # How often a driver looks whether it has trained, or its server is gone.
 LOOK_SECONDS = 0.5
@@ -138,7 +138,7 @@ def _drive(job: tuple[str, str, Launch, TrainPlacement], variables: Mapping[str,
         with ray_job(address, job_environment(placement)):
             # Signals to the command and to all below it, as `ray job stop` sends them, are for the command alone.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            training = trainer(Run.open(run_url, PATIENT), launch, placement)
+            training = trainer(Run.open(run_url, LONG_RETRIES), launch, placement)
             trying = threading.Thread(target=lambda: results.append(_fit(training)), daemon=True)
             trying.start()
             while trying.is_alive():

@@ -11,14 +11,14 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from ddm_ray.cores import WAIT_ASLEEP
 from ddm_ray.errors import DDMError, GaveUp, OutOfMemory, Preempted, Stopped, StorageError, Superseded
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.jobs.launches import FailureBudget, Launch
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.ray_internals import CLEANER_CALLBACK, DATASETS_CALLBACK
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.launches import FailureBudget, Launch
-from ddm_ray.storage.patience import PATIENT
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.run import Run
+from ddm_ray.store.retries import LONG_RETRIES
+from ddm_ray.store.store import Store
 from ddm_ray.train.consensus import backend
 from ddm_ray.train.ray.leaving import LeaveNotice, WorkerDrained
 from ddm_ray.train.ray.recovery import innermost, reason
@@ -111,7 +111,7 @@ def trainer(run: Run, launch: Launch, placement: TrainPlacement) -> JobTrainer:
 def _worker(config: dict[str, Any]) -> None:
     from ddm_ray.train.worker import train  # DeepSpeed loads in the workers only
 
-    store, launch = Store(config["run"], PATIENT), Launch(**config["launch"])
+    store, launch = Store(config["run"], LONG_RETRIES), Launch(**config["launch"])
     placement = TrainPlacement.model_validate(config["placement"])
     artifact = launch.artifact
     before = max(claimed(store, artifact), default=0)

@@ -10,14 +10,14 @@ from multiprocessing import connection
 import ray
 
 from ddm_ray.errors import DDMError, GaveUp, RayError, StorageError, TrainingError
+from ddm_ray.jobs.job_files import JobFiles, list_jobs
+from ddm_ray.jobs.launches import Launch, LaunchReader, noted
+from ddm_ray.jobs.observer import LOOK_SECONDS, Observer
+from ddm_ray.jobs.status import Status, status
+from ddm_ray.jobs.stops import StopRequests
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import Launch, LaunchReader, noted
-from ddm_ray.storage.observer import LOOK_SECONDS, Observer
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status, status
-from ddm_ray.storage.stops import StopRequests
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 from ddm_ray.submitted import submitted_job
 from ddm_ray.train.ray.driver import Driver
 from ddm_ray.train.ray.room import amounts, has_places, has_room, lack, room

@@ -7,10 +7,10 @@ import ray
 import ray.train
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.jobs.launches import Launch
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import Attempt, claimed
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.store import Store
+from ddm_ray.store.store import Store
 
 # How often all ranks ask whether a node is to be taken away.
 NOTICE_SECONDS = 2.0

@@ -12,9 +12,9 @@ from ddm_ray.data.loading.loader import Loader
 from ddm_ray.data.loading.shard_files import files_of, num_rows
 from ddm_ray.data.schema import TRAIN
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.storage.graph import shard
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import shard
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.data.s3 import s3_server, upload
 from tests.random_run import make_data
 

@@ -20,8 +20,8 @@ from ddm_ray.core.condition import Text
 from ddm_ray.data.loading.loader import Loader, load_rows
 from ddm_ray.data.schema import column, shard_schema
 from ddm_ray.errors import CorruptArtifact, DataError, DriftError, MissingArtifact
-from ddm_ray.storage.graph import PARTITION, shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.run import Run
 from tests.random_run import make_data, make_texts, write_partition
 
 SHARDS = [shard(0), shard(1)]
@@ -261,8 +261,8 @@ import re, sys
 from pathlib import Path
 import torch
 from ddm_ray.data.loading.loader import Loader
-from ddm_ray.storage.graph import shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import shard
+from ddm_ray.run.run import Run
 
 # Not getrusage's: that is also of the process this one was forked from.
 peak = lambda: int(re.search("VmHWM: *([0-9]+)", Path("/proc/self/status").read_text().replace(chr(9), " "))[1]) // 1024

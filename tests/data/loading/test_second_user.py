@@ -13,11 +13,11 @@ from ddm_ray.config import load_recipe
 from ddm_ray.data.loading.cache import cache_root, local_files
 from ddm_ray.data.scratch import scratch_folder
 from ddm_ray.errors import StorageError
-from ddm_ray.storage.disk import locked
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.manifest import FileRecord, Identity, Manifest
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.manifest import FileRecord, Identity, Manifest
+from ddm_ray.run.run import Run
+from ddm_ray.store.disk import locked
+from ddm_ray.store.store import Store
 
 NOBODY = 65534
 NAMES = ("part-0.parquet", "deep/er/part-1.parquet")

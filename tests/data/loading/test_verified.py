@@ -12,7 +12,7 @@ import pytest
 from ddm_ray.data.loading import verified
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.manifest import FileRecord
+from ddm_ray.run.manifest import FileRecord
 
 CONTENT = b"rows of a shard"
 LONG_AGO = 1_000_000_000

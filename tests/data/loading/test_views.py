@@ -9,8 +9,8 @@ from torch import Tensor
 from ddm_ray.core.augmentation import Views
 from ddm_ray.data.loading.loader import Loader, load_rows
 from ddm_ray.data.schema import HELDOUT
-from ddm_ray.storage.graph import shard
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import shard
+from ddm_ray.run.run import Run
 from tests.random_run import make_data, make_texts
 
 SHARDS = [shard(0), shard(1)]

@@ -11,7 +11,7 @@ from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder
 from ddm_ray.data.partition.stage import partition_info
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, embeddings, rows_schema
-from ddm_ray.storage.info import PartitionInfo, ShardInfo
+from ddm_ray.run.info import PartitionInfo, ShardInfo
 
 DIM = 6
 TEXTS = {

@@ -13,8 +13,8 @@ from ddm_ray.data.partition.passes import InProcess
 from ddm_ray.data.partition.sample import LowestKeys, RowSample
 from ddm_ray.data.schema import images
 from ddm_ray.errors import DataError
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.run import Run
 from tests.data.groups import rows, run_of
 from tests.data.rows import commit_rows, commit_tables, read_artifact
 

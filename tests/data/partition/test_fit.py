@@ -14,12 +14,12 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import embeddings, trains
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.extend import extend
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, REPORT, ROWS
-from ddm_ray.storage.info import ReportInfo
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.extend import extend
+from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROWS
+from ddm_ray.run.info import ReportInfo
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from tests.data.appended import assert_fits, make_base, make_data, write_digits
 from tests.data.rows import read_artifact
 from tests.random_run import publish_models

@@ -11,9 +11,9 @@ from ddm_ray.data.partition.made_files import FOLDER, MadeFile, MadeFiles
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import TRAIN
-from ddm_ray.storage.graph import PARTITION, shard
-from ddm_ray.storage.manifest import FileRecord
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.manifest import FileRecord
+from ddm_ray.run.run import Run
 from tests.data.groups import FOUR, rows, run_of
 
 CENTROIDS, FILE_BYTES = "c" * 16, 4000

@@ -18,9 +18,9 @@ from ddm_ray.errors import (
     DriftError,
     MissingArtifact,
 )
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
-from ddm_ray.storage.manifest import sha256
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
+from ddm_ray.run.manifest import sha256
+from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import contents, copy_of
@@ -249,7 +249,7 @@ def test_clusters_that_cannot_be_made_alone(settings, cluster, error, message, t
 PEAK = """
 import re, sys
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 partition(Run.open(sys.argv[1]), with_report=bool(sys.argv[2:]))
 print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) // 1024)
 """

@@ -17,8 +17,8 @@ from ddm_ray.data.partition.ray_data import RayPasses, require_room
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.sharded.ray_data import errors_of_ray
 from ddm_ray.errors import CorruptArtifact, StorageError
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, owner_rows
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, owner_rows
+from ddm_ray.run.run import Run
 from tests.conftest import ROOT, fresh_token
 from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import DeadlyFiles, DeadlyPlan, contents, copy_of
@@ -31,7 +31,7 @@ DRIVER = """
 import os, signal, sys, ray
 from ddm_ray.data.partition import stage
 from ddm_ray.data.partition.ray_data import RayPasses
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 _, address, url, deadly, file_bytes = sys.argv
 stage.FILE_BYTES = int(file_bytes)
 def tell(fraction, note):
@@ -47,7 +47,7 @@ import json, os, signal, sys, ray
 from ray.cluster_utils import Cluster
 from ddm_ray.data.partition import stage
 from ddm_ray.data.partition.ray_data import RayPasses
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 _, url, file_bytes = sys.argv
 stage.FILE_BYTES = int(file_bytes)
 quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 30000, "health_check_failure_threshold": 3}
@@ -177,7 +177,7 @@ import sys, ray
 from ddm_ray.data.partition.ray_data import RayPasses
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.errors import RayError
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 ray.init(num_cpus=0, log_to_driver=False)
 try:
     partition(Run.open(sys.argv[1]), execute=RayPasses())

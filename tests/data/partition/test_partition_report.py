@@ -12,11 +12,11 @@ from ddm_ray.data.partition.report import report
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.errors import MissingArtifact
-from ddm_ray.storage.graph import PARTITION, REPORT, ROWS, owner_rows, shard
-from ddm_ray.storage.info import ReportInfo
-from ddm_ray.storage.manifest import NAME, FileRecord
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import PARTITION, REPORT, ROWS, owner_rows, shard
+from ddm_ray.run.info import ReportInfo
+from ddm_ray.run.manifest import NAME, FileRecord
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.data.damage import Damage, Folder, damages
 from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import contents, copy_of

@@ -9,7 +9,7 @@ import pytest
 
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.errors import CorruptArtifact, DriftError, MissingArtifact
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, shard
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, shard
 from tests.conftest import ROOT
 from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import NOTES, contents, copy_of
@@ -43,7 +43,7 @@ def test_what_an_interrupted_partition_left_is_continued_with(note, parted, tmp_
 KILLED = """
 import os, signal, sys
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 
 base, *notes = sys.argv[1:]
 for number, note in enumerate(notes):

@@ -14,9 +14,9 @@ from ddm_ray.data.partition import clustering, stage
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.errors import CorruptArtifact, DataError
-from ddm_ray.storage.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.data.groups import rows, run_of
 from tests.data.partitions import NOTES, contents, copy_of
@@ -48,7 +48,7 @@ def test_a_rival_that_finishes_first_is_left_alone(note, parted, tmp_path):
 def test_two_processes_at_once_end_in_the_same_bytes(parted, tmp_path):
     run = copy_of(parted, tmp_path / "run", PARTITION)
     program = (
-        "import sys\nfrom ddm_ray.data.partition.stage import partition\nfrom ddm_ray.storage.run import Run\n"
+        "import sys\nfrom ddm_ray.data.partition.stage import partition\nfrom ddm_ray.run.run import Run\n"
         "partition(Run.open(sys.argv[1]), with_report=False)"
     )
     rivals = [subprocess.Popen([sys.executable, "-c", program, run.url], cwd=ROOT) for _ in range(2)]

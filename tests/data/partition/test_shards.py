@@ -28,9 +28,9 @@ from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, array, column, images, read_parquet, rows_schema
 from ddm_ray.errors import DataError, StorageError
 from ddm_ray.models.null_text import NULL_TEXT
-from ddm_ray.storage.graph import ROWS, shard
-from ddm_ray.storage.manifest import NAME, Manifest, sha256
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS, shard
+from ddm_ray.run.manifest import NAME, Manifest, sha256
+from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
 
 EMBEDDING_DIM = 4

@@ -22,9 +22,9 @@ from ddm_ray.data.schema import DUPLICATES
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import ROWS, owner_rows
-from ddm_ray.storage.run import Run
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import ROWS, owner_rows
+from ddm_ray.run.run import Run
 from tests.data.rows import commit_tables, table
 
 

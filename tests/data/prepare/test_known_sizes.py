@@ -11,7 +11,7 @@ from ddm_ray import cli
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import ConfigError
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 from tests.models.test_text import tokenizer
 from tests.sampling import tiny_components
 

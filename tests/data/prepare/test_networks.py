@@ -18,11 +18,11 @@ from ddm_ray.models.fingerprints import fingerprint_of
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pictures.png import to_png
-from ddm_ray.storage.graph import PARTITION, ROWS, Artifact, owner_rows, shard
-from ddm_ray.storage.identity import fields_of
-from ddm_ray.storage.info import PartitionInfo, RowsInfo, ShardInfo
-from ddm_ray.storage.manifest import NAME, Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import PARTITION, ROWS, Artifact, owner_rows, shard
+from ddm_ray.run.identity import fields_of
+from ddm_ray.run.info import PartitionInfo, RowsInfo, ShardInfo
+from ddm_ray.run.manifest import NAME, Manifest
+from ddm_ray.run.run import Run
 from tests.models.test_text import tokenizer
 from tests.sampling import tiny_components
 

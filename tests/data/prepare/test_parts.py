@@ -14,9 +14,9 @@ from ddm_ray.data.prepare.stage import list_source, prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import Unit, open_source
 from ddm_ray.data.sources.chunks import LEAST_ROWS
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import status
+from ddm_ray.jobs.status import status
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.run import Run
 from tests.data.rows import read_artifact
 from tests.data.sources.test_sources import write_folder
 

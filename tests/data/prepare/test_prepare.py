@@ -24,8 +24,8 @@ from ddm_ray.data.sources import Encoded, EncodedChunk, Listing, Unit
 from ddm_ray.errors import ConfigError, DataError, DriftError, RayError
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import PreparePlacement
-from ddm_ray.storage.graph import ROWS, owner_rows
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS, owner_rows
+from ddm_ray.run.run import Run
 from tests.conftest import ddm
 from tests.data.broken import CLASSES, write_images
 from tests.data.rows import commit_rows, read_artifact

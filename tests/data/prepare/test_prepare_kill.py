@@ -15,9 +15,9 @@ from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sources.shapes import draw
 from ddm_ray.placement import PreparePlacement
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
 from tests.conftest import ROOT, fresh_token
 from tests.data.rows import commit_rows, read_artifact
 from tests.data.s3 import BUCKET, s3_server, upload
@@ -38,7 +38,7 @@ DRIVER = """
 import os, signal, sys, time, ray
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.placement import PreparePlacement
-from ddm_ray.storage.run import Run
+from ddm_ray.run.run import Run
 _, address, url, chunk_rows, deadly = sys.argv
 def tell(fraction, note):
     if deadly in note:
@@ -58,8 +58,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.placement import PreparePlacement
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.run import Run
 _, url, chunk_rows = sys.argv
 run = Run.open(url)
 quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 30000, "health_check_failure_threshold": 3}

@@ -33,15 +33,15 @@ from ddm_ray.data.sources import Listing, Unit, open_source
 from ddm_ray.data.sources.shapes import Shapes
 from ddm_ray.data.texts import read_null_text
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import status
+from ddm_ray.jobs.versions import versions
 from ddm_ray.models.null_text import NULL_TEXT
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.describe import describe
-from ddm_ray.storage.graph import ROWS, owner_rows
-from ddm_ray.storage.manifest import Manifest
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import seal, unseal
-from ddm_ray.storage.status import status
-from ddm_ray.storage.versions import versions
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import ROWS, owner_rows
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import seal, unseal
 from tests.data.rows import commit_rows, commit_tables, flip_byte, read_artifact, table
 from tests.models.test_text import tokenizer
 

@@ -24,10 +24,10 @@ from ddm_ray.data.sharded.stage import make_chunks
 from ddm_ray.data.sharded.work import FinishedChunk
 from ddm_ray.data.sources import Unit
 from ddm_ray.errors import StorageError
-from ddm_ray.storage.chunk_records import ChunkKey
-from ddm_ray.storage.graph import ROWS
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.sealed import canonical, digest_of_list, sha256
+from ddm_ray.run.chunk_records import ChunkKey
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.run import Run
+from ddm_ray.store.checksummed import canonical, digest_of_list, sha256
 
 PARTS, ROWS_OF_A_PART = 200, 64
 

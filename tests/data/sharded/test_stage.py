@@ -19,9 +19,9 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Chunk, FinishedChunk, Task
 from ddm_ray.errors import CorruptArtifact, DataError
-from ddm_ray.storage.chunk_records import PLAN, RECORDS, ChunkKey
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.run import Run
+from ddm_ray.run.chunk_records import PLAN, RECORDS, ChunkKey
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
 
 SQUARES = Artifact("eval/squares")
 

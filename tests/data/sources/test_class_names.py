@@ -13,8 +13,8 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError, SamplingError
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.storage.graph import ROWS, owner_rows
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import ROWS, owner_rows
+from ddm_ray.run.run import Run
 from tests.data.rows import read_artifact
 from tests.data.sources.test_sources import CONFIG, picture, write_folder
 from tests.random_run import make_run

@@ -7,11 +7,11 @@ import pytest
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.evaluate.report import sentences
 from ddm_ray.evaluate.run import evaluate, read_metrics
+from ddm_ray.run.graph import REPORT, ROWS
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from ddm_ray.sampling.card import model_card
 from ddm_ray.serve.answers import model_entry
-from ddm_ray.storage.graph import REPORT, ROWS
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
 from tests.data.rows import commit_rows
 from tests.random_run import make_run
 

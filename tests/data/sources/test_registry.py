@@ -15,8 +15,8 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import absolute_name, collection, open_source
 from ddm_ray.data.sources.registry import FORMATS, SOURCES
 from ddm_ray.errors import ConfigError, DataError
-from ddm_ray.storage.info import RowsInfo
-from ddm_ray.storage.run import Run
+from ddm_ray.run.info import RowsInfo
+from ddm_ray.run.run import Run
 from tests.data.sources.contract import check_format, check_named, is_a_line
 from tests.data.sources.test_sources import WRITERS
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load
 
-from ddm_ray.storage.attempts import SavedState, saved_states
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import RUN_FILE, Run
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import SavedState, saved_states
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import RUN_FILE, Run
+from ddm_ray.store.store import Store
 from ddm_ray.train.state import CURVE
 from tests.faults import Training
 from tests.random_run import make_data

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from ddm_ray.storage.attempts import Attempt
-from ddm_ray.storage.manifest import NAME
-from ddm_ray.storage.run import Run
+from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
 from tests.conftest import wait_for
 from tests.faults import Fault, Training, inject
 from tests.processes import command

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ddm_ray.storage.attempts import claim
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.store import Store
+from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.run.graph import Artifact
+from ddm_ray.store.store import Store
 from ddm_ray.train.ray.leaving import MAX_DOUBLINGS, starts_of_size
 
 JOB = Artifact("experts/000")

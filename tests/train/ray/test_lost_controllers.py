@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import ray
 
+from ddm_ray.jobs.attempts import claimed
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import claimed
-from ddm_ray.storage.graph import expert
-from ddm_ray.storage.run import Run
+from ddm_ray.run.graph import expert
+from ddm_ray.run.run import Run
 from ddm_ray.train.ray.launch import train_all
 from ddm_ray.train.ray.leaving import has_room_for_one_more
 from tests.conftest import wait_for

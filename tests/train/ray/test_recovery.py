@@ -17,11 +17,11 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import GaveUp, OutOfMemory, RayAway, StorageError, TrainingError
+from ddm_ray.jobs.launches import FailureBudget, Launch
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.graph import Artifact
-from ddm_ray.storage.launches import FailureBudget, Launch
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.store import Store
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from ddm_ray.train.ray import driver
 from ddm_ray.train.ray.driver import Driver, TryResult
 from ddm_ray.train.ray.fit import FailureBudgetCallback

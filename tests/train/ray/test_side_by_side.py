@@ -12,13 +12,13 @@ from ray.util import placement_group, remove_placement_group
 from ddm_ray.cli import main
 from ddm_ray.cli.train import crowding
 from ddm_ray.errors import GaveUp, MissingArtifact, TrainingError
+from ddm_ray.jobs.attempts import claim, claimed
+from ddm_ray.jobs.job_files import JobFiles, list_jobs
+from ddm_ray.jobs.launches import Launch
+from ddm_ray.jobs.status import Status
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.storage.attempts import claim, claimed
-from ddm_ray.storage.graph import MONOLITH, ROUTER, STUDENT, expert
-from ddm_ray.storage.job_files import JobFiles, list_jobs
-from ddm_ray.storage.launches import Launch
-from ddm_ray.storage.run import Run
-from ddm_ray.storage.status import Status
+from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, expert
+from ddm_ray.run.run import Run
 from ddm_ray.train.ray import launch
 from ddm_ray.train.ray.launch import TrainingsFailed, train_all
 from ddm_ray.train.ray.room import has_room, is_full

@@ -1,0 +1,283 @@
+"""Islands' jobs, kept started through their Jobs APIs: submitted, looked at, submitted again when they end too early.
+
+A supervisor may be lost at any time: all that is remembered is on the islands. Jobs of a run and an island are
+numbered, and an island refuses a second one of the same number, so that of several supervisors one starts the next job.
+A new supervisor starts a job wherever none lives; after that it starts again only what may go better next time.
+"""
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypeVar
+
+from ddm_ray.errors import ConfigError, DDMError, RayAway
+from ddm_ray.islands.jobs import JobsAPI, SubmittedJob
+from ddm_ray.placement import Island
+from ddm_ray.spelling import printable
+
+# Of a shell's answers: it failed for good, it was called wrongly, it can't be run, there is none.
+IN_VAIN = {1, 2, 126, 127}
+LONGEST_PAUSE, STEADY_SECONDS = 60.0, 600.0
+"""Longest pause before a job is started again; a job that ran for so long begins the pauses anew."""
+MOST_SHORT = 7
+_METADATA_LENGTH = 1000
+# Ray's own line in every job's log, at times after all others.
+_BEGINNING = "Running entrypoint for job"
+
+T = TypeVar("T")
+IslandState = Literal["submitted", "running", "done", "again", "failed", "stopped", "away"]
+SETTLED: tuple[IslandState, ...] = ("done", "failed", "stopped")
+"""States of an island that its supervisor leaves as they are."""
+
+
+@dataclass(frozen=True)
+class IslandJob:
+    """An island's newest job, as last seen. `job`: its submission id, empty before the first; `text` is for people.
+
+    `again`: it ended and will be started again; `failed`: something must be mended first; `stopped`: by a person;
+    `away`: nobody answers.
+    """
+
+    island: str
+    state: IslandState
+    job: str = ""
+    text: str = ""
+
+
+def submission_id(run_url: str, island: str, number: int) -> str:
+    """The id of the number-th job of a run on an island, from 1: the same for whoever submits it."""
+    digest = hashlib.sha256(f"{run_url}\0{island}".encode()).hexdigest()[:12]
+    return f"ddm-{re.sub('[^A-Za-z0-9_-]', '-', island)[:40]}-{digest}-{number}"
+
+
+def pause(short: int) -> float:
+    """Seconds until a job is started again after so many in a row that ended soon: 1, doubling to LONGEST_PAUSE."""
+    return min(LONGEST_PAUSE, 2.0 ** max(0, short - 1))
+
+
+def short_lived(ask: Callable[[int], SubmittedJob | None], number: int) -> int:
+    """Count jobs in a row, the one of this number the last, that ended before STEADY_SECONDS, up to MOST_SHORT.
+
+    Read from the islands' records, by their clocks: a supervisor that was started again goes on with the pauses.
+    """
+    short = 0
+    while number > 0 and short < MOST_SHORT:
+        job = ask(number)
+        if job is None or job.seconds is None or job.seconds >= STEADY_SECONDS:
+            break
+        short, number = short + 1, number - 1
+    return short
+
+
+def complaint(lines: Sequence[str]) -> str:
+    """The last line of a log that tells of an error, else the last one at all, empty if there is none."""
+    lines = [printable(line, 500) for line in lines if line.strip() and not line.startswith(_BEGINNING)]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]
+
+
+def last(ask: Callable[[int], T | None], low: int) -> tuple[int, T | None]:
+    """The highest number above `low` with an answer, and that answer; `low` and None if there is none.
+
+    Numbers from 1 have answers up to some number, and none above it. Steps that double, then halve, take few questions.
+    """
+    answer: T | None = None
+    high: int | None = None
+    step = 1
+    while high is None or high - low > 1:
+        middle = low + step if high is None else (low + high) // 2
+        if (here := ask(middle)) is None:
+            high = middle
+        else:
+            low, answer, step = middle, here, 2 * step
+    return low, answer
+
+
+class KeptJob:
+    """One island's job, kept started. Each look asks the island once or a few times."""
+
+    def __init__(
+        self, jobs: JobsAPI, run_url: str, island: str, entrypoint: str, clock: Callable[[], float] = time.monotonic
+    ):
+        """`entrypoint` is a line of shell whose exit code says whether to start it again; `clock` counts seconds."""
+        self._jobs, self._run_url, self._island, self._entrypoint = jobs, run_url, island, entrypoint
+        self._clock = clock
+        self._number = 0
+        self._looked, self._stopped = False, False
+        self._last = IslandJob(island, "away", text="not asked yet")
+        # Of the ended job with this number: when to start the next one.
+        self._due: tuple[int, float] = (0, 0.0)
+
+    def with_entrypoint(self, entrypoint: str) -> "KeptJob":
+        """This job with another line of shell from its next start on, which comes at once where the old one failed."""
+        if entrypoint == self._entrypoint:
+            return self
+        other = KeptJob(self._jobs, self._run_url, self._island, entrypoint, self._clock)
+        if self._last.state != "failed":
+            other._number, other._looked, other._stopped = self._number, self._looked, self._stopped
+        return other
+
+    def look(self) -> IslandJob:
+        """Ask for the newest job, and submit the next one if it is time. Trouble is a state, never an exception."""
+        try:
+            self._last = self._look()
+            self._looked = True
+        except RayAway as error:
+            self._last = replace(self._last, state="away", text=str(error))
+        except DDMError as error:
+            self._last = replace(self._last, state="failed", text=str(error))
+        return self._last
+
+    def _look(self) -> IslandJob:
+        job = self._newest()
+        if job is None and self._stopped:
+            return self._state("stopped", "somebody stopped it, then its head was lost")
+        if job is None:  # the first one, or a head was lost with its records
+            return self._submit(1)
+        self._stopped = self._looked and job.status == "STOPPED"
+        if not job.ended:
+            return self._state("running" if job.status == "RUNNING" else "submitted")
+        if not self._looked:
+            return self._submit(self._number + 1)
+        if self._stopped:
+            return self._state("stopped", "somebody stopped it")
+        if job.status == "SUCCEEDED":
+            return self._state("done")
+        if job.exit_code in IN_VAIN:
+            return self._state("failed", f"exit code {job.exit_code}: {self._why(job)}")
+        return self._start_again(job)
+
+    def _start_again(self, job: SubmittedJob) -> IslandJob:
+        if self._due[0] != self._number:
+            self._due = (self._number, self._clock() + pause(short_lived(self._ask, self._number)))
+        left = self._due[1] - self._clock()
+        if left <= 0:
+            return self._submit(self._number + 1)
+        ended = "was lost" if job.exit_code is None else f"ended with exit code {job.exit_code}"
+        return self._state("again", f"{ended}, again in {left:.0f} s: {complaint(job.message.splitlines())}")
+
+    def _why(self, job: SubmittedJob) -> str:
+        """The line of a failed job's log that says why; Ray's message has only the last few."""
+        message = job.message.splitlines()[1:]
+        if any(line.startswith("error: ") for line in message):
+            return complaint(message)
+        return complaint(self._jobs.log_tail(job.id, 200))
+
+    def _submit(self, number: int) -> IslandJob:
+        name = submission_id(self._run_url, self._island, number)
+        metadata = {"run": self._run_url[:_METADATA_LENGTH], "island": self._island[:_METADATA_LENGTH]}
+        # Refused where another supervisor was quicker: its job does the same.
+        self._jobs.submit(self._entrypoint, name, metadata)
+        self._number = number
+        return self._state("submitted")
+
+    def _newest(self) -> SubmittedJob | None:
+        """The job with the highest number, which is then `_number`; None if there is none.
+
+        Only an ended job has a successor, and numbers have no gaps.
+        """
+        job = self._ask(self._number) if self._number else None
+        if job is not None and not job.ended:
+            return job
+        self._number, later = last(self._ask, self._number if job else 0)
+        return later or job
+
+    def _ask(self, number: int) -> SubmittedJob | None:
+        return self._jobs.job(submission_id(self._run_url, self._island, number))
+
+    def _state(self, state: IslandState, text: str = "") -> IslandJob:
+        return IslandJob(self._island, state, submission_id(self._run_url, self._island, self._number), text)
+
+
+class JobSupervisor:
+    """A context that keeps the jobs of some islands started, each looked at by a thread of its own."""
+
+    def __init__(
+        self,
+        run_url: str,
+        islands: Mapping[str, Island],
+        entrypoint: Callable[[Island], str],
+        every: float = 5.0,
+    ):
+        """Conduct the islands that name their Jobs API; look at each `every` seconds.
+
+        `entrypoint` gives the line of shell that an island's job is. Raises ConfigError as `keep` does.
+        """
+        self.islands: dict[str, Island] = {}
+        self._run_url, self._entrypoint, self._every = run_url, entrypoint, every
+        self._kept: dict[str, KeptJob] = {}
+        self._known: dict[tuple[str, str, str | None], KeptJob] = {}
+        self._seen: dict[str, IslandJob] = {}
+        self._broken: list[BaseException] = []
+        self._news = threading.Condition()
+        self._begun, self._closing = False, threading.Event()
+        self.keep(islands)
+
+    def __enter__(self) -> Self:
+        self._begun = True
+        for name, kept in self._kept.items():
+            self._begin(name, kept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+
+    def keep(self, islands: Mapping[str, Island]) -> None:
+        """Conduct these islands from now on: new ones too, changed ones as they are now, and no others.
+
+        A job that runs goes on, whatever has changed. Raises ConfigError, and changes nothing, if no island has a Jobs
+        API, or one whose runs lie elsewhere.
+        """
+        islands = {name: island for name, island in islands.items() if island.jobs}
+        if not islands:
+            raise ConfigError("no island of the file names its Jobs API", "give one jobs: http://HEAD:8265")
+        for island in islands.values():
+            island.require_run(self._run_url)
+        kept = {name: self._job(island) for name, island in islands.items()}
+        with self._news:
+            new = {name: job for name, job in kept.items() if self._kept.get(name) is not job}
+            self._seen = {name: seen for name, seen in self._seen.items() if name in kept and name not in new}
+            self._kept, self.islands = kept, islands
+        for name, job in new.items() if self._begun else ():
+            self._begin(name, job)
+
+    def look(self, seconds: float = 10.0) -> list[IslandJob]:
+        """The newest state of each island, in order, without asking any; waits at first, for `seconds` at most."""
+        with self._news:
+            self._news.wait_for(lambda: self._broken or len(self._seen) == len(self._kept), seconds)
+            if self._broken:
+                raise self._broken[0]
+            asked = {name: IslandJob(name, "away", text="no answer yet") for name in self._kept}
+            return list((asked | self._seen).values())
+
+    def _job(self, island: Island) -> KeptJob:
+        """The job of an island; of one that was ever conducted here, what is known of it: who stopped it meant it."""
+        key, entrypoint = (island.name, island.jobs or "", island.token_file), self._entrypoint(island)
+        if key in self._known:
+            self._known[key] = self._known[key].with_entrypoint(entrypoint)
+        else:
+            self._known[key] = KeptJob(JobsAPI(*key), self._run_url, island.name, entrypoint)
+        return self._known[key]
+
+    def _begin(self, name: str, kept: KeptJob) -> None:
+        # A daemon: an island that doesn't answer holds up nobody's end.
+        threading.Thread(target=self._watch, args=(name, kept), name=f"island {name}", daemon=True).start()
+
+    def _watch(self, name: str, kept: KeptJob) -> None:
+        """Look at the island for as long as it is kept as it was."""
+        while not self._closing.is_set() and self._kept.get(name) is kept:
+            try:
+                seen = kept.look()
+            except BaseException as error:  # of this program: whoever looks is told
+                with self._news:
+                    self._broken.append(error)
+                    self._news.notify_all()
+                raise
+            with self._news:
+                if self._kept.get(name) is kept:
+                    self._seen[name] = seen
+                self._news.notify_all()
+            self._closing.wait(self._every)

@@ -1,0 +1,183 @@
+"""Copies of finished artifacts in another run's store: each file is checked by its manifest, and that comes last."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, StorageError
+from ddm_ray.jobs.attempts import CLAIM
+from ddm_ray.run.garbage import possible_artifacts
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.listing import with_all_files
+from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, drift
+from ddm_ray.run.run import RUN_FILE, Run
+from ddm_ray.store.checksummed import canonical, read_sealed, sha256
+from ddm_ray.store.store import Store
+
+COPIED = "copied"
+"""Folder of a trained artifact for weights of another store's attempt, where one of the same number began here."""
+PART = 16 * 2**20
+"""Bytes of a file that are in memory at a time."""
+OF_GIVEN_SHARDS = frozenset({"beginning", "shard", "partition", "expert", "router", "replay"})
+"""Kinds that leave their owner where shards are given; of a shard its manifest alone does: counts and checksums."""
+
+Report = Callable[[float, str], None]
+"""Called with the share that is done, 0 to 1, and what comes now."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """An artifact that was copied: how many files it has beside its manifest, and how many of them were written."""
+
+    artifact: Artifact
+    files: int
+    bytes: int
+    written: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An artifact to be copied: its manifest as bytes, and its files by their keys, without other artifacts'."""
+
+    manifest: Manifest
+    data: bytes
+    files: Mapping[str, FileRecord]
+
+    @property
+    def artifact(self) -> Artifact:
+        return Artifact(self.manifest.artifact)
+
+
+def copy(run: Run, url: str, artifact: Artifact | None, report: Report) -> list[Copied]:
+    """Copy an artifact, or all that are finished, into the run at `url`, which is made if there is none.
+
+    A partition comes with all that its manifest names. Nothing that is there is replaced, and what is there already is
+    not written again, so that the same call goes on where it was interrupted. Where shards are given no row leaves.
+    Raises ConfigError for an artifact that stays with its owner, MissingArtifact, CorruptArtifact for a file that isn't
+    its manifest's, DriftError where another run, or another artifact, is there; RunError, StorageError.
+    """
+    given = run.config.partition.given
+    if artifact is not None and given and artifact.kind not in OF_GIVEN_SHARDS:
+        raise ConfigError(f"{run.url}/{artifact} is made of its owner's rows, and stays where it is")
+    parts: dict[Artifact, _Part] = {}
+    for each in possible_artifacts(run) if artifact is None else [artifact]:
+        if not given or each.kind in OF_GIVEN_SHARDS:
+            _collect(run, each, parts)
+    if artifact is not None and not parts:
+        raise MissingArtifact(f"{run.url} has no finished {artifact} yet", run.make(artifact))
+    if not Store(url).exists(RUN_FILE):  # making a run asks for more rights than an artifact does
+        Run.create(url, run.config, run.store.read(RUN_FILE))
+    target = Run.open(url)
+    if lines := drift(*(Identity(each.config.model_dump(mode="json")) for each in (run, target))):
+        raise DriftError(f"{target.url} is another run: {lines[0]}")
+    total, done, copied = max(1, sum(_bytes(part) for part in parts.values())), 0, list[Copied]()
+
+    def tell(sent: float, key: str) -> None:
+        report((done + sent) / total, key)
+
+    for part in parts.values():
+        copied.append(_copy(run, target, part, tell))
+        done += _bytes(part)
+    return copied
+
+
+def _collect(run: Run, artifact: Artifact, parts: dict[Artifact, _Part], listed: FileRecord | None = None) -> None:
+    """Add a finished artifact to `parts`, after those whose manifests it lists; `listed`: its own in such a list."""
+    where = f"{run.url}/{artifact}/{NAME}"
+    manifest = run.finished(artifact, accepted=True) or run.finished(artifact)
+    if manifest is None:
+        if listed is not None:
+            raise CorruptArtifact(f"{where}: gone, though another artifact's manifest lists it")
+        return
+    data = manifest.to_json() if run.by_hand(artifact) else read_sealed(run.store, f"{artifact}/{NAME}")
+    if listed is not None and FileRecord.of(data) != listed:
+        raise CorruptArtifact(f"{where}: isn't the one that another artifact's manifest lists")
+    files: dict[str, FileRecord] = {}
+    for name, record in {**manifest.files, **with_all_files(run, manifest).files}.items():
+        folder, _, last = name.rpartition("/")
+        if last != NAME:
+            files[f"{artifact}/{name}"] = record
+            continue
+        try:
+            below = Artifact(f"{artifact}/{folder}")
+        except ValueError:
+            raise CorruptArtifact(f"{where}: lists {name}, which is no artifact's") from None
+        _collect(run, below, parts, record)
+    stays = artifact.kind == "shard" and run.config.partition.given
+    parts[artifact] = _Part(manifest, data, {} if stays else files)
+
+
+def _copy(run: Run, target: Run, part: _Part, report: Report) -> Copied:
+    artifact, where = part.artifact, f"{target.url}/{part.artifact}"
+    if lines := target.drift(artifact, part.manifest.identity):
+        raise DriftError(f"{run.url}/{artifact} was made otherwise than {target.url} wants it: {lines[0]}")
+    sources, existing = list(part.files), target.manifest(artifact)
+    if artifact.trains:
+        apart, attempt = _apart(part), "/".join(TrainedInfo.of(part.manifest).weights.split("/")[:2])
+        if existing == apart.manifest or (not existing and target.store.exists(f"{artifact}/{attempt}/{CLAIM}")):
+            part = apart
+    if existing is not None:
+        if existing != part.manifest:
+            raise DriftError(
+                f"{where}: another one is there already, and the first one counts", f"delete {where} first"
+            )
+        return Copied(artifact, len(part.files), _bytes(part), 0)
+    missing, sent = _missing(target.store, part), 0
+    for from_key, (key, record) in zip(sources, part.files.items(), strict=True):
+        report(sent, key)
+        if key in missing:
+            target.store.write_stream(key, partial(_verified, run.store, from_key, record))
+        sent += record.bytes
+    if not target.store.create(f"{artifact}/{NAME}", part.data) and target.manifest(artifact) != part.manifest:
+        raise StorageError(f"{where}/{NAME}: another one was written meanwhile", passes=False)
+    return Copied(artifact, len(part.files), _bytes(part), len(missing))
+
+
+def _missing(store: Store, part: _Part) -> set[str]:
+    """Keys of the part's files that a store hasn't. Raises CorruptArtifact where it has others."""
+    sizes = {f"{part.artifact}/{name}": size for name, size in store.sizes(part.artifact).items()}
+    for key in part.files.keys() & sizes.keys():
+        record = part.files[key]
+        if sizes[key] != record.bytes or store.fetch(key, Path(os.devnull)) != record.sha256:
+            raise CorruptArtifact(
+                f"{store.url}/{key}: is there already, with other bytes", "delete it, if it is spoilt"
+            )
+    return part.files.keys() - sizes.keys()
+
+
+def _verified(store: Store, key: str, record: FileRecord) -> Iterator[bytes]:
+    """A file's bytes, the last of them once all are what its record says. Raises CorruptArtifact."""
+    digest = hashlib.sha256()
+    for start in range(0, record.bytes, PART):
+        part = range(start, min(start + PART, record.bytes))
+        try:
+            [data] = store.read_parts(key, [part])
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{store.url}/{key}: gone, though its manifest lists it") from None
+        digest.update(data)
+        if len(data) < len(part) or (part.stop == record.bytes and digest.hexdigest() != record.sha256):
+            raise CorruptArtifact(f"{store.url}/{key}: cut short or altered, its manifest says otherwise")
+        yield data
+
+
+def _apart(part: _Part) -> _Part:
+    """The same weights, in the same order, in a folder called by their checksums. Done again it changes nothing.
+
+    Raises CorruptArtifact for files that aren't of its weights.
+    """
+    manifest, folder = part.manifest, f"{TrainedInfo.of(part.manifest).weights}/"
+    if strays := [name for name in manifest.files if not name.startswith(folder)]:
+        raise CorruptArtifact(f"{manifest.artifact}/{NAME}: lists {strays[0]}, which isn't of its weights")
+    records = {name.removeprefix(folder): record for name, record in manifest.files.items()}
+    digest = sha256(canonical({name: record.sha256 for name, record in records.items()}))[:16]
+    files = {f"{COPIED}/{digest}/{name}": record for name, record in records.items()}
+    moved = replace(manifest, files=files, info={**manifest.info, "weights": f"{COPIED}/{digest}"})
+    return _Part(moved, moved.to_json(), {f"{manifest.artifact}/{name}": record for name, record in files.items()})
+
+
+def _bytes(part: _Part) -> int:
+    return sum(record.bytes for record in part.files.values())

@@ -1,0 +1,155 @@
+"""Sentences about the states of artifacts, for tables and for people who ask. Whatever others wrote is spelled out."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ddm_ray.errors import DDMError
+from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.launches import place_of
+from ddm_ray.jobs.status import SILENT_SECONDS, UNITS, Status
+from ddm_ray.remedies import Accept, Fix, Resume
+from ddm_ray.run.info import PartitionInfo, TrainedInfo
+from ddm_ray.spelling import duration, printable, spelled_out
+from ddm_ray.store.store import is_local
+
+BEAT_BYTES = 4096  # room on a disk that a heartbeat takes
+MAX_SHARES = 8
+"""Clusters of which a line tells their shares."""
+
+
+def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
+    """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
+    return f"{status.artifact:<16} {status.word:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
+
+
+def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
+    """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed.
+
+    `phrase` puts what mends it into words. Whatever others wrote of it is spelled out.
+    """
+    waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""
+    return spelled_out(_described(status, phrase) + waits)
+
+
+def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
+    info = status.info
+    if isinstance(info, TrainedInfo):
+        heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
+        heldout += f", no held-out loss: {printable(info.unmeasured, 300)}" if info.unmeasured else ""
+        cost = f"{info.training_flops / 1e9:.1f} GFLOP in {duration(info.seconds)}"
+        return f"{info.step} steps, loss {info.loss:.4f}{heldout}, {cost}"
+    if info:
+        facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
+        words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
+        return ", ".join([*words, *(_shares(info.rows_K) if isinstance(info, PartitionInfo) else ())])
+    if status.error:
+        return status.error.text(phrase)
+    if job := status.job:
+        again = phrase(Resume(status.run, status.artifact, job.saved))
+        if status.state in ("failed", "stopped"):
+            return _failed(status, job, again, phrase)
+        if not job.attempt:
+            return _launched(status, job, again)
+        if_dead = _older(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
+        return _begun(status, job) + _beside(job) + (if_dead if status.may_be_dead else "")
+    if chunks := status.chunks:
+        parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
+        return f"{chunks.units_done} of {chunks.units} {UNITS[status.artifact.kind]}{parts}"
+    return "waiting"
+
+
+def _shares(rows_K: Sequence[int]) -> list[str]:
+    """Words on each cluster's share of the training rows, which is its expert's in a mixture; the largest first."""
+    if not (total := sum(rows_K)):
+        return []
+    largest = sorted(range(len(rows_K)), key=lambda cluster: -rows_K[cluster])
+    words = [f"cluster {cluster} {rows_K[cluster] / total:.0%}" for cluster in largest[:MAX_SHARES]]
+    return [*words, *([f"{len(rows_K) - MAX_SHARES} others less"] if len(rows_K) > MAX_SHARES else [])]
+
+
+def _launched(status: Status, job: JobStatus, again: str) -> str:
+    launched = f"launched{place_of(job.heartbeat)}"
+    if job.lives is False:
+        return f"{launched}, and that command has ended without an attempt; {again}"
+    if job.lives:
+        long = f" for {duration(status.silent_seconds or 0.0)}" if status.silent else " yet"
+        return f"starting: {launched}, no attempt{long}"
+    if status.silent:
+        return f"waiting: no attempt for {duration(status.silent_seconds or 0.0)}, {launched}; if it died, {again}"
+    unsure = f", and no sign of life before one; if it died, {again}" if status.unjudged else ""
+    return f"waiting: {launched}, no attempt yet{unsure}"
+
+
+def _failed(status: Status, job: JobStatus, again: str, phrase: Callable[[Fix], str]) -> str:
+    assert job.failure
+    why = DDMError.from_fields(job.failure).text(phrase)
+    reached = [f"at step {job.step}/{job.steps}"] if job.steps else []
+    which = f"attempt {job.attempt}{job.place}" if job.attempt else f"launched{place_of(job.heartbeat)}, no attempt"
+    text = ", ".join([f"{status.state}: {why}", which, *reached]) + (f"; {job.in_vain}" if job.in_vain else "")
+    text += _older(status)
+    return f"{text}; {'once that is mended, ' if job.failure['final'] else ''}{again}"
+
+
+def _older(status: Status) -> str:
+    """Words on older attempts that may live, where the newest may not."""
+    return f"; attempt {' or '.join(map(str, sorted(status.older)))} may train on" if status.older else ""
+
+
+def _beside(job: JobStatus) -> str:
+    """Words on the newest attempt, where an older one trains on."""
+    newest = job.beside
+    if newest is None:
+        return ""
+    how = "left" if newest.left else f"failed: {newest.failure['error']}" if newest.failure else "gives no sign of life"
+    return f"; the newer attempt {newest.attempt}{newest.place} {how}"
+
+
+def _begun(status: Status, job: JobStatus) -> str:
+    silence = status.silent_seconds or 0.0
+    moves = job.phase == "training" and not status.may_be_dead
+    loss, workers = job.value("loss"), job.value("world_size")
+    rate, mfu = (job.value(name) for name in ("steps_per_second", "mfu"))
+    parts = [_position(status, job, silence)]
+    if job.unsaved:
+        parts.append(f"not saved {f'since step {job.saved}' if job.saved else 'so far'}: {job.unsaved}")
+    if loss is not None and job.phase != "starting":
+        parts.append(f"loss {loss:.4f}")
+    parts.append(job.heldout)
+    if rate and moves:
+        parts.append(f"{rate:.3g} steps/s")
+    if silence > SILENT_SECONDS and not status.may_be_dead:
+        parts.append(f"no sign for {duration(silence)}")
+    if status.seconds_left is not None and moves:
+        parts.append(f"{duration(status.seconds_left)} left")
+    if workers:
+        parts.append(f"{workers:g} worker{'s' if workers != 1 else ''}")
+    if mfu is not None and moves:
+        parts.append(f"MFU {mfu:.0%}")
+    if moves:
+        parts.append(job.uncompiled)
+    if job.milestone:
+        parts.append(f"weights of step {job.milestone}")
+    if job.saved and moves and not job.unsaved:
+        parts.append(f"saved at step {job.saved}")
+    parts.append(f"attempt {job.attempt}{job.place}")
+    return ", ".join(filter(None, parts))
+
+
+def _position(status: Status, job: JobStatus, silence: float) -> str:
+    """Words on how far it is; of a job that may be dead first on that, where no narrow terminal cuts it off."""
+    where = f"step {job.step}/{job.steps}" if job.steps else ""
+    if job.phase != "training":
+        where = f"{job.phase} at {where}" if where else job.phase
+    if not status.may_be_dead:
+        return where
+    sign = f"no sign for {duration(silence)} of looking" if status.unjudged else f"silent for {duration(silence)}"
+    sign = f"no space left on the disk of {status.run}, {sign}" if _is_full(status.run) else sign
+    return f"{sign}, {where}" if where else sign
+
+
+def _is_full(run_url: str) -> bool:
+    """True if a run's local disk has no room for a heartbeat: whoever trains there can't say so."""
+    with suppress(OSError):
+        return is_local(run_url) and shutil.disk_usage(run_url).free < BEAT_BYTES
+    return False

@@ -1,0 +1,158 @@
+"""Notes: small JSON objects that attempts, launches, workers and people leave on storage, where anybody may write.
+
+Each kind is read here by its types. A field of another type counts as absent, as does NaN where a number is meant.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ddm_ray.errors import CorruptArtifact
+from ddm_ray.parsing import parse_object
+from ddm_ray.run.info import Count
+from ddm_ray.store.checksummed import read_some
+from ddm_ray.store.store import Store
+
+NOTE_BYTES = 2**16
+"""Bytes of a note that are read at most."""
+
+Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
+Text = Annotated[str, Field(max_length=NOTE_BYTES)]
+
+
+class StoredNote(BaseModel):
+    """A kind of note, as messages call it: its fields and their types. Those of later versions are left out."""
+
+    called: ClassVar[str]
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+
+class Beat(StoredNote):
+    """A heartbeat: its counter, the pause after it in seconds, how far the attempt is, how fast, and where it runs.
+
+    `unsaved`: why states since the last saved one aren't saved; empty if they are. `heldout_loss` is that of the EMA
+    weights of `heldout_step`, with its standard error; `unmeasured`: why the attempt measures none; `uncompiled`: why
+    it trains uncompiled, where it would compile.
+    """
+
+    called = "heartbeat"
+    beat: Count = 0
+    beat_seconds: Number = 0.0
+    phase: Text = ""
+    step: Count = 0
+    steps: Count = 0
+    first: Count = 0
+    loss: Number | None = None
+    grad_norm: Number | None = None
+    learning_rate: Number | None = None
+    heldout_loss: Number | None = None
+    heldout_error: Number | None = None
+    heldout_step: Count = 0
+    unmeasured: Text = ""
+    uncompiled: Text = ""
+    steps_per_second: Number | None = None
+    samples_per_second: Number | None = None
+    flops_per_second: Number | None = None
+    mfu: Number | None = None
+    unsaved: Text = ""
+    world_size: Count = 0
+    micro_batch: Count | None = None
+    zero_stage: Count = 0
+    versions: dict[Text, Text] = {}
+    host: Text = ""
+    pid: Count = 0
+    island: Text = ""
+    job: Text = ""
+
+
+class Claim(StoredNote):
+    """A claim of an attempt's number: whose it is, and what the attempt is like."""
+
+    called = "claim"
+    id: Text = ""
+    host: Text = ""
+    pid: Count = 0
+    launch: Text | None = None
+    island: Text = ""
+    job: Text = ""
+    world_size: Count = 0
+    versions: dict[Text, Text] = {}
+    asked: dict[Text, Any] = {}
+    most_rows: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+
+
+class Failure(StoredNote):
+    """The reason why an attempt or a launch ended, as `DDMError.to_fields` writes it, and the rows taken at once."""
+
+    called = "record of a failure"
+    error: Text = ""
+    kind: Text = ""
+    final: bool = False
+    passes: bool = False
+    fix: Text | dict[Text, Any] | None = None
+    micro_batch: Annotated[int, Field(ge=1, lt=2**53)] = 1
+
+
+class Begun(StoredNote):
+    """The record that a launch has begun, and where."""
+
+    called = "record of a launch"
+    island: Text = ""
+    job: Text = ""
+    host: Text = ""
+    pid: Count = 0
+    processes: Text = ""
+
+
+class Request(StoredNote):
+    """A request that training stops: who made it, and why."""
+
+    called = "request"
+    user: Text = ""
+    host: Text = ""
+    pid: Count = 0
+    why: Text = ""
+
+
+class Take(StoredNote):
+    """An island's worker's take of a job: the worker's id, and that of its launch."""
+
+    called = "take"
+    worker: Text = ""
+    launch: Text = ""
+
+
+class WorkerNote(StoredNote):
+    """An island's worker's note: a counter, the length of its lease in seconds, what it does, and where.
+
+    `holds`: the artifact that it trains; `waits`: words on what it waits for; `speed`: FLOP/s; `ended`: it has left.
+    """
+
+    called = "note of a worker"
+    beat: Count | None = None
+    lease_seconds: Number = 0.0
+    holds: Text = ""
+    waits: Text = ""
+    speed: Number | None = None
+    ended: bool = False
+    host: Text = ""
+    job: Text = ""
+
+
+def read_note(store: Store, key: str, kind: type[StoredNote]) -> dict[str, Any] | None:
+    """The fields of a note that are of their types; None if there is no note.
+
+    Raises CorruptArtifact for what isn't a JSON object, is nested too deeply, or no regular file of a disk.
+    """
+    try:
+        fields = parse_object(read_some(store, key, NOTE_BYTES))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise CorruptArtifact(f"{store.url}/{key}: not a {kind.called}; delete it") from None
+    try:
+        return kind.model_validate(fields).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        wrong = {each["loc"][0] for each in error.errors(include_url=False, include_context=False, include_input=False)}
+        return {name: fields[name] for name in kind.model_fields if name in fields and name not in wrong}

@@ -1,0 +1,206 @@
+"""The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Stopped, StorageError
+from ddm_ray.jobs.job_files import JobFiles, list_jobs
+from ddm_ray.jobs.job_status import JobStatus, job_status
+from ddm_ray.jobs.judge import Lease
+from ddm_ray.remedies import Allow
+from ddm_ray.run import graph
+from ddm_ray.run.chunk_records import ChunksProgress, chunks_progress
+from ddm_ray.run.graph import PARTITION, REPORT, Artifact
+from ddm_ray.run.info import Info
+from ddm_ray.run.listing import list_of
+from ddm_ray.run.manifest import Manifest
+from ddm_ray.run.run import RUN_FILE, Run
+
+SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
+"""Silence from which a job may be dead, while it trains and between attempts.
+
+It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
+"""
+REQUESTS = 8
+UNITS = {
+    "rows": "units of the source",
+    "replay": "portions of images",
+    "evaluation": "portions of images",
+}
+"""Kinds that are made chunk by chunk, and words for their units of work."""
+State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """One artifact of the run at the URL `run`, and its state.
+
+    `info` is a finished artifact's record, `chunks` the progress of rows or images that are begun, `job` that of a
+    training job that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next
+    one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
+    read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
+    this run has accepted, where that is done by hand. `silent_seconds`: how long an observer has seen no sign of a
+    job's life, None before `observe`. `older`: numbers of older attempts that may train on beside the newest, as far
+    as the observer can't say so yet.
+    """
+
+    artifact: Artifact
+    state: State
+    info: Info | None = None
+    chunks: ChunksProgress | None = None
+    job: JobStatus | None = None
+    silent_seconds: float | None = None
+    unjudged: bool = False
+    older: tuple[int, ...] = ()
+    unaccepted: bool = False
+    error: DDMError | None = None
+    run: str = ""
+
+    @property
+    def fraction(self) -> float:
+        """Share of it that is done, 0 to 1; only what is committed is wholly done."""
+        if self.state == "finished":
+            return 1.0
+        if self.chunks:
+            return min(0.99, self.chunks.units_done / max(1, self.chunks.units))
+        return min(0.99, self.job.step / self.job.steps) if self.job and self.job.steps else 0.0
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of the attempt, or of the launch, by which the job's status is told; None if it has none."""
+        if (job := self.job) is None:
+            return None
+        seconds = job.lease_seconds(BETWEEN_SECONDS if job.between else SILENT_SECONDS)
+        return Lease(job.attempt, job.sign, seconds, ended=self.state not in ("begun", "waiting") or job.left)
+
+    @property
+    def silent(self) -> bool:
+        """True if it is launched or begun and its lease has expired: it may be dead."""
+        if self.state not in ("begun", "waiting") or self.lease is None or self.silent_seconds is None:
+            return False
+        return self.silent_seconds > self.lease.seconds
+
+    @property
+    def may_be_dead(self) -> bool:
+        """True if its job is silent, or was looked at for as long as one may look without a sign of life."""
+        return self.silent or self.unjudged
+
+    @property
+    def word(self) -> str:
+        """The state as a word of a table: of a launch without an attempt, one of its own."""
+        if self.state != "waiting" or self.job is None:
+            return self.state
+        return {True: "starting", False: "ended", None: "launched"}[self.job.lives]
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left at the last known speed; None where there is none."""
+        rate = self.job.value("steps_per_second") if self.job and self.state == "begun" else None
+        if not self.job or not rate or self.job.steps is None or self.may_be_dead:
+            return None
+        return (self.job.steps - self.job.step) / rate
+
+
+def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Status:
+    """The status of one artifact; of a training job by its `files`, if they are listed already.
+
+    Whatever is wrong with that artifact alone makes it damaged. Raises StorageError for trouble of the whole storage.
+    """
+    return _or_damaged(run, artifact, lambda: _status(run, artifact, files))
+
+
+def _or_damaged(run: Run, artifact: Artifact, look: Callable[[], Status]) -> Status:
+    """The status that `look` finds; damaged for its error, if other things can be read."""
+    for last in (False, True):
+        try:
+            return look()
+        except (StorageError, CorruptArtifact, DriftError) as error:
+            run.store.exists(RUN_FILE)  # raises where nothing can be read
+            # An outage may have ended meanwhile.
+            if last or not isinstance(error, StorageError):
+                return Status(artifact, "damaged", error=error, run=run.url)
+    raise AssertionError
+
+
+def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
+    def in_state(state: State, **facts: Any) -> Status:
+        return Status(artifact, state, run=run.url, **facts)
+
+    # An input that is damaged has a line of its own.
+    known = files is None or files.committed or files.unlisted
+    if manifest := run.finished(artifact, unread=(CorruptArtifact,)) if known else None:
+        accepted = run.manifest(artifact, accepted=True) if run.by_hand(artifact) else manifest
+        unaccepted = accepted is None or accepted.digest != manifest.digest
+        return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
+    chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
+    job = job_status(run.store, artifact, files) if artifact.trains else None
+    if job:
+        begun: State = "stopped" if job.stopped else "begun" if job.attempt else "waiting"
+        return in_state("failed" if job.failure and not (job.left or job.stopped) else begun, job=job)
+    if files and files.stopped:
+        return in_state("stopped", error=Stopped(f"{artifact} is stopped", Allow(run.url, artifact)))
+    return in_state("begun" if chunks else "waiting", chunks=chunks)
+
+
+def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
+    """All artifacts of a run, in the order in which they are made; a file gone or cut short is noticed.
+
+    Those that are finished in `known`, an earlier survey, aren't looked at again. The partition's report is one once it
+    is committed: an older version's was part of the partition.
+    """
+    artifacts = [*graph.artifacts(run.config), *run.evaluations()]
+    artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
+    finished = {
+        earlier.artifact: earlier for earlier in known if earlier.state == "finished" and not earlier.unaccepted
+    }
+    files = list_jobs(run.store, [each for each in artifacts if each.trains and each not in finished])
+
+    def look(artifact: Artifact) -> Status:
+        if artifact in finished:
+            return finished[artifact]
+        job = files.get(artifact)
+        sizes = job.sizes if job else None
+        return _or_damaged(run, artifact, lambda: _with_files(run, _status(run, artifact, job), sizes))
+
+    # Side by side: in a bucket each look is a few requests, which mostly wait.
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        statuses = pool.map(look, artifacts)
+        return [each for each in statuses if (each.artifact, each.state) != (REPORT, "waiting")]
+
+
+def reread(run: Run, statuses: Iterable[Status]) -> list[Status]:
+    """The statuses with the heartbeats of jobs that are begun as they are now; nothing is listed."""
+
+    def look(known: Status) -> Status:
+        return status(run, known.artifact, known.job.files) if known.state == "begun" and known.job else known
+
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(look, statuses))
+
+
+def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> Status:
+    """The status, damaged where a file of a finished artifact is gone or cut short; its `sizes`, if they are listed."""
+    manifest = run.manifest(status.artifact) if status.state == "finished" else None
+    if manifest is None or not _wrong_file(manifest, sizes or {}):
+        return status
+    if list_of(manifest):  # a listing of a million files takes minutes: `examine` makes it
+        here = {name: run.store.exists(f"{status.artifact}/{name}") for name in manifest.files}
+        sizes = {name: record.bytes for name, record in manifest.files.items() if here[name]}
+    else:
+        sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
+    if (
+        status.artifact.kind in ("rows", "shard")
+        and status.artifact.cluster is not None
+        and not sizes.keys() & manifest.files.keys()
+    ):
+        return status  # an owner's rows or shard, who gave its manifest alone
+    if name := _wrong_file(manifest, sizes):
+        error = CorruptArtifact(f"{name} is gone or cut short", run.remake(status.artifact))
+        return Status(status.artifact, "damaged", error=error, run=run.url)
+    return status
+
+
+def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
+    return next((name for name, record in manifest.files.items() if sizes.get(name) != record.bytes), None)

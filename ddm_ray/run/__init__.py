@@ -1,0 +1,1 @@
+"""A run on storage: its configuration, its artifacts and their manifests."""

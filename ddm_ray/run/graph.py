@@ -1,0 +1,320 @@
+"""The artifacts of a run as data: the kinds there are, where each lies, what it is made from and by which stage.
+
+A new kind is a row of `KINDS`, its record in `run/info.py`, its configuration, and the stage that makes it. One
+that is trained has the stage `train` (attempts, states, status and launches follow from that), a place in `trained_of`
+and its derivation in `train/job.py`. A new stage is a name in `Stage` and a verb of the command line.
+"""
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from ddm_ray.config import RunConfig
+from ddm_ray.config.longer import Part, train_of
+from ddm_ray.run.info import (
+    BeginningInfo,
+    CentroidsInfo,
+    EvaluationInfo,
+    Info,
+    PartitionInfo,
+    ReferenceInfo,
+    ReportInfo,
+    RowsInfo,
+    ShardInfo,
+    TrainedInfo,
+)
+
+Stage = Literal["begin", "prepare", "partition", "train", "replay", "evaluate"]
+_NUMBER = re.compile(r"[0-9]{3,9}")
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"
+"""Pattern of the names of evaluations and references."""
+_NAME = re.compile(NAME_PATTERN)
+
+
+class Artifact(str):
+    """One artifact of a run, equal to its path there: `Artifact("experts/003")`. Raises ValueError for another path.
+
+    `kind` names its row of `KINDS`. Where a kind has many, `cluster` tells which, or `name`.
+    """
+
+    kind: str
+    cluster: int | None
+    name: str | None
+
+    def __new__(cls, path: str) -> Self:
+        """Parse a path."""
+        for kind, row in KINDS.items():
+            prefix, _, suffix = (row.member or "").partition("{")
+            member = path.removeprefix(prefix) if prefix and path.startswith(prefix) else None
+            if path == row.path:
+                return cls._build(path, kind)
+            if member and suffix == "}" and _NAME.fullmatch(member):
+                return cls._build(path, kind, name=member)
+            if member and _NUMBER.fullmatch(member) and row.member and path == row.member.format(int(member)):
+                return cls._build(path, kind, cluster=int(member))
+        raise ValueError(f"{path!r:.200} is no artifact of a run")
+
+    @classmethod
+    def _build(cls, path: str, kind: str, cluster: int | None = None, name: str | None = None) -> Self:
+        artifact = super().__new__(cls, path)
+        artifact.kind, artifact.cluster, artifact.name = kind, cluster, name
+        return artifact
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that makes it."""
+        return KINDS[self.kind].stage
+
+    @property
+    def info(self) -> type[Info]:
+        """The record that its manifest holds."""
+        return KINDS[self.kind].info
+
+    @property
+    def trains(self) -> bool:
+        """True for what a training job makes, attempt by attempt."""
+        return self.stage == "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Properties of all artifacts of a kind.
+
+    `path` is that of the only one, `member` that of one of many by its cluster or name. `reads` are the fields of the
+    configuration that its stage reads, `inputs` the artifacts that it is made from.
+    """
+
+    path: str | None = None
+    member: str | None = None
+    stage: Stage
+    info: type[Info]
+    reads: Callable[[RunConfig], tuple[str, ...]]
+    inputs: Callable[[RunConfig, Artifact], tuple[Artifact, ...]]
+
+
+def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
+    """All artifacts that a run needs, in the order in which they are made; evaluations come on top by name."""
+    shards = shards_of(config) if config.partition.given else ()
+    others = (each for each in trained_of(config) if each.kind != "expert")
+    return (
+        *beginnings_of(config),
+        *rows_of(config),
+        *shards,
+        PARTITION,
+        *experts_of(config),
+        *replays_of(config),
+        *others,
+    )
+
+
+def rows_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The artifacts of rows: one, or one an owner where shards are given."""
+    return tuple(owner_rows(cluster) for cluster in _clusters(config)) if config.partition.given else (ROWS,)
+
+
+def shards_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The shards by cluster."""
+    return tuple(shard(cluster) for cluster in _clusters(config))
+
+
+def experts_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The experts by cluster."""
+    return tuple(expert(cluster) for cluster in _clusters(config))
+
+
+def replays_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The images that a router is trained on in place of rows, by cluster; none where it is trained on these."""
+    return tuple(replay(cluster) for cluster in _clusters(config)) if config.router.replay else ()
+
+
+def beginnings_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The weights of others that trainings begin with; none where all begin with random ones."""
+    return tuple(dict.fromkeys(each for job in trained_of(config) for each in beginning_of(config, job)))
+
+
+def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The weights of others that a training job begins with: one; none for other jobs, and for what isn't trained."""
+    part = part_of(artifact)
+    init = train_of(config, part).init_from if part else None
+    if init is None:
+        return ()
+    return (_member("beginning", artifact.replace("/", "-") if init.network == "own" else str(part)),)
+
+
+def part_of(artifact: Artifact) -> Part | None:
+    """The part of the configuration that has the schedule of a training job; None for what isn't trained."""
+    return ("expert" if artifact.kind == "monolith" else artifact.kind) if artifact.trains else None  # type: ignore[return-value]
+
+
+def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """Everything that training jobs make; what would need all rows in one place isn't made where shards are given."""
+    if config.partition.given:
+        return (*experts_of(config), *((ROUTER,) if config.router.replay else ()))
+    return (*experts_of(config), ROUTER, MONOLITH, STUDENT)
+
+
+def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact, ...]:
+    """The part of that which a mixture needs, and of `EXTRAS` those named."""
+    return tuple(each for each in trained_of(config) if each.kind not in EXTRAS or each.kind in extras)
+
+
+def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The artifacts that an artifact is made from."""
+    return (*KINDS[artifact.kind].inputs(config, artifact), *beginning_of(config, artifact))
+
+
+def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
+    """The artifact whose stage is to be run for this one: the partition for its parts, except for shards of owners."""
+    part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
+    return PARTITION if part else artifact
+
+
+def _clusters(config: RunConfig) -> range:
+    return range(config.partition.num_clusters)
+
+
+def _rows_read(config: RunConfig) -> tuple[str, ...]:
+    return ("data",) if config.partition.given else ("data", "embedder")
+
+
+def _rows_of_shard(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    assert artifact.cluster is not None
+    return (owner_rows(artifact.cluster),) if config.partition.given else (ROWS,)
+
+
+def _rows_of_partition(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    # All that owners share is their shards' manifests, and these are files of the partition.
+    return () if config.partition.given else (ROWS,)
+
+
+def _shard_of_expert(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    assert artifact.cluster is not None
+    return (shard(artifact.cluster),)
+
+
+def _teachers_of_student(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    router = () if config.student.teacher == "label" else (ROUTER,)
+    return (PARTITION, *experts_of(config), *router)
+
+
+def _examples_of_router(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    return (PARTITION, *replays_of(config))
+
+
+def _expert_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    assert artifact.cluster is not None
+    return (PARTITION, expert(artifact.cluster))
+
+
+def _constant(*names: str) -> Callable[[RunConfig], tuple[str, ...]]:
+    return lambda config: names
+
+
+_TRAINED = ("data", "flow", "partition.num_clusters")
+
+
+def _partitioned(**others: Any) -> Kind:
+    return Kind(stage="partition", reads=_constant("partition"), **others)
+
+
+def _trained(*reads: str, **others: Any) -> Kind:
+    return Kind(stage="train", info=TrainedInfo, reads=_constant(*_TRAINED, *reads), **others)
+
+
+KINDS = {
+    "beginning": Kind(
+        member="beginnings/{}",
+        stage="begin",
+        info=BeginningInfo,
+        reads=_constant("data", "flow"),
+        inputs=lambda *_: (),
+    ),
+    "rows": Kind(
+        path="rows",
+        member="rows/cluster={:03d}",  # one owner's
+        stage="prepare",
+        info=RowsInfo,
+        reads=_rows_read,
+        inputs=lambda *_: (),
+    ),
+    "centroids": _partitioned(path="partition/centroids", info=CentroidsInfo, inputs=lambda *_: (ROWS,)),
+    "shard": _partitioned(member="partition/shards/cluster={:03d}", info=ShardInfo, inputs=_rows_of_shard),
+    "partition": _partitioned(path="partition", info=PartitionInfo, inputs=_rows_of_partition),
+    "report": _partitioned(path="partition/report", info=ReportInfo, inputs=lambda *_: (PARTITION,)),
+    "expert": _trained("expert", member="experts/{:03d}", inputs=_shard_of_expert),
+    "router": _trained("router", path="router", inputs=_examples_of_router),
+    "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,)),
+    "student": _trained("expert", "student", path="student", inputs=_teachers_of_student),
+    "replay": Kind(
+        member="replay/cluster={:03d}",
+        stage="replay",
+        info=ShardInfo,
+        reads=_constant(*_TRAINED, "expert", "sample", "router.replay"),
+        inputs=_expert_of,
+    ),
+    "evaluation": Kind(
+        member="eval/{}",
+        stage="evaluate",
+        info=EvaluationInfo,
+        reads=_constant("evaluate", "sample"),
+        inputs=lambda config, _: trained_of(config),
+    ),
+    "reference": Kind(
+        member="references/{}",
+        stage="evaluate",
+        info=ReferenceInfo,
+        reads=_constant("data", "partition.num_clusters", "evaluate.features", "evaluate.real_rows", "evaluate.seed"),
+        inputs=lambda *_: (PARTITION,),
+    ),
+}
+
+EVALUATIONS = "eval"
+"""Folder of all evaluations."""
+REFERENCES = "references"
+"""Folder of all references."""
+ROWS: Artifact = Artifact("rows")
+PARTITION: Artifact = Artifact("partition")
+CENTROIDS: Artifact = Artifact("partition/centroids")
+REPORT: Artifact = Artifact("partition/report")
+ROUTER: Artifact = Artifact("router")
+MONOLITH: Artifact = Artifact("monolith")
+STUDENT: Artifact = Artifact("student")
+EXTRAS = ("monolith", "student")
+"""Kinds of networks that a mixture does without."""
+
+
+def owner_rows(cluster: int) -> Artifact:
+    """The rows of one owner, where shards are given: never in one place with another's."""
+    return _member("rows", cluster)
+
+
+def shard(cluster: int) -> Artifact:
+    """One cluster's rows as its expert trains on them."""
+    return _member("shard", cluster)
+
+
+def expert(cluster: int) -> Artifact:
+    """One cluster's expert."""
+    return _member("expert", cluster)
+
+
+def replay(cluster: int) -> Artifact:
+    """Images that one cluster's expert samples, for the router to be trained on."""
+    return _member("replay", cluster)
+
+
+def evaluation(name: str) -> Artifact:
+    """One evaluation."""
+    return _member("evaluation", name)
+
+
+def reference(name: str) -> Artifact:
+    """Real rows as some features see them, for evaluations to compare with."""
+    return _member("reference", name)
+
+
+def _member(kind: str, which: int | str) -> Artifact:
+    member = KINDS[kind].member
+    assert member
+    return Artifact(member.format(which))

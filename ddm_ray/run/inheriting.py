@@ -1,0 +1,84 @@
+"""InheritingStore: the store of a run that extends another one, in which a part of its objects lies."""
+
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from ddm_ray.errors import StorageError
+from ddm_ray.run.extension import generation_of
+from ddm_ray.store.retries import SHORT_RETRIES, RetryPolicy
+from ddm_ray.store.store import Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+SHARDS = "partition/shards/"
+
+
+def _routed(method: F, changes: bool = False) -> F:
+    """The method, asked of the other store for a key that lies in it; of one that `changes` it, a file is refused."""
+
+    @wraps(method)
+    def ask(self: "InheritingStore", key: str, *args: Any, **options: Any) -> Any:
+        if not self.inherits(key):
+            return method(self, key, *args, **options)
+        if changes and self._generation and generation_of(key) is not None:
+            raise StorageError(f"{self.url}/{key}: lies in {self.base.url}, whose bytes stay as they are", passes=False)
+        return getattr(self.base, method.__name__)(key, *args, **options)
+
+    return cast(F, ask)
+
+
+class InheritingStore(Store):
+    """Objects below a folder or URI, but for those in the folders `names`, and in `prefix/NAME`: these are the base's.
+
+    So are files of shards of an earlier `generation` than this run's, of which nothing is ever written or deleted. Who
+    asks needn't know which are which.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        base: Store,
+        names: Collection[str],
+        prefix: str,
+        retry_policy: RetryPolicy = SHORT_RETRIES,
+        generation: int = 0,
+    ):
+        super().__init__(url, retry_policy)
+        self._generation = generation
+        self.base, self._names, self._prefix_of_copies = base, frozenset(names), f"{prefix}/"
+
+    def inherits(self, key: str) -> bool:
+        """True for what lies in the base."""
+        if key.removeprefix(self._prefix_of_copies).partition("/")[0] in self._names:
+            return True
+        generation = generation_of(key) if self._generation else None
+        return generation is not None and generation < self._generation
+
+    def sizes(self, prefix: str) -> Mapping[str, int]:
+        """See Store; beside a shard's own files those of earlier generations."""
+        if self.inherits(prefix):
+            return self.base.sizes(prefix)
+        own = super().sizes(prefix)
+        if not self._generation or not prefix.startswith(SHARDS):
+            return own
+        earlier = self.base.sizes(prefix)
+        both = {**own, **{name: size for name, size in earlier.items() if self.inherits(f"{prefix}/{name}")}}
+        return dict(sorted(both.items()))
+
+    read = _routed(Store.read)
+    read_end = _routed(Store.read_end)
+    read_parts = _routed(Store.read_parts)
+    fetch = _routed(Store.fetch)
+    read_back = _routed(Store.read_back)
+    write = _routed(Store.write, changes=True)
+    write_stream = _routed(Store.write_stream, changes=True)
+    create = _routed(Store.create, changes=True)
+    exists = _routed(Store.exists)
+    is_folder = _routed(Store.is_folder)
+    folders = _routed(Store.folders)
+    delete = _routed(Store.delete)
+    delete_one = _routed(Store.delete_one, changes=True)
+    delete_unfinished = _routed(Store.delete_unfinished, changes=True)
+    filesystem = _routed(Store.filesystem)
