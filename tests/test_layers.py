@@ -20,7 +20,6 @@ EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"
 EMPTY_WORDS = {"found", "told", "there", "said", "wanted", "whole"}
 # A docstring opens with a verb or a noun, not with one of these.
 OPENERS = {"What", "Whether", "How", "Those", "That", "Which", "Where", "When", "As", "If", "So", "Its", "They"}
-# Fields of nodes that bind a name, beside those of assignments.
 BINDING = {ast.arg: "arg", ast.alias: "asname"} | dict.fromkeys(
     (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs), "name"
 )
