@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ddm_ray.cli import main, stages
+from ddm_ray.cli import demo, main
 from ddm_ray.jobs.attempts import claimed, heartbeat
 from ddm_ray.run.graph import MONOLITH, ROUTER, evaluation, expert
 from ddm_ray.run.run import Run
@@ -92,9 +92,9 @@ def test_demo_survives_ctrl_c_and_a_killed_worker(tmp_path: Path) -> None:
 
 def test_the_first_command_after_it_makes_the_others_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(BIN))
-    assert stages._activation() is None
+    assert demo._activation() is None
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    line = stages._activation()
+    line = demo._activation()
     assert line is not None
     located = subprocess.run(f"{line} && command -v ddm", shell=True, capture_output=True, text=True, check=True)
     assert Path(located.stdout.strip()) == BIN / "ddm"

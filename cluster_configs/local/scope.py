@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 SET_CHILD_SUBREAPER = 36  # of Linux's prctl
@@ -29,10 +30,12 @@ def main() -> int:
         pid, ended = os.wait()
         status = ended if pid == command.pid else None
     command.returncode = os.waitstatus_to_exitcode(status)
-    while children := own_children():
-        for pid in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    # Linux lists children without those that it passes over while others end: only `wait` tells that none is left.
+    with suppress(ChildProcessError):
+        while True:
+            for pid in own_children():
+                os.kill(pid, signal.SIGKILL)
+            os.wait()
     return command.returncode if command.returncode >= 0 else 128 - command.returncode
 
 

@@ -1,8 +1,8 @@
 """Islands' jobs, kept started through their Jobs APIs: submitted, looked at, submitted again when they end too early.
 
-Nothing depends on whoever does it. All that is remembered is on the islands: jobs of a run and an island are numbered,
-and an island refuses a second one of the same number, so of several conductors one starts the next job. A new supervisor
-starts a job wherever none lives; after that it starts again only what may go better next time.
+A supervisor may be lost at any time: all that is remembered is on the islands. Jobs of a run and an island are
+numbered, and an island refuses a second one of the same number, so that of several supervisors one starts the next job.
+A new supervisor starts a job wherever none lives; after that it starts again only what may go better next time.
 """
 
 import hashlib

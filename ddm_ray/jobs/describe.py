@@ -7,7 +7,7 @@ from contextlib import suppress
 from ddm_ray.errors import DDMError
 from ddm_ray.jobs.job_status import JobStatus
 from ddm_ray.jobs.launches import place_of
-from ddm_ray.jobs.status import SILENT_SECONDS, UNITS, Status
+from ddm_ray.jobs.status import SILENT_SECONDS, Status
 from ddm_ray.remedies import Accept, Fix, Resume
 from ddm_ray.run.info import PartitionInfo, TrainedInfo
 from ddm_ray.spelling import duration, printable, spelled_out
@@ -55,7 +55,7 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
         return _begun(status, job) + _beside(job) + (if_dead if status.may_be_dead else "")
     if chunks := status.chunks:
         parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
-        return f"{chunks.units_done} of {chunks.units} {UNITS[status.artifact.kind]}{parts}"
+        return f"{chunks.units_done} of {chunks.units} {status.artifact.units}{parts}"
     return "waiting"
 
 

@@ -24,12 +24,6 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
 """
 REQUESTS = 8
-UNITS = {
-    "rows": "units of the source",
-    "replay": "portions of images",
-    "evaluation": "portions of images",
-}
-"""Kinds that are made chunk by chunk, and words for their units of work."""
 State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 
 
@@ -134,7 +128,7 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
         accepted = run.manifest(artifact, accepted=True) if run.by_hand(artifact) else manifest
         unaccepted = accepted is None or accepted.digest != manifest.digest
         return in_state("finished", info=artifact.info.of(manifest), unaccepted=unaccepted)
-    chunks = chunks_progress(run.store, artifact) if artifact.kind in UNITS else None
+    chunks = chunks_progress(run.store, artifact) if artifact.units else None
     job = job_status(run.store, artifact, files) if artifact.trains else None
     if job:
         begun: State = "stopped" if job.stopped else "begun" if job.attempt else "waiting"

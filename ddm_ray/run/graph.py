@@ -72,6 +72,11 @@ class Artifact(str):
         return KINDS[self.kind].info
 
     @property
+    def units(self) -> str:
+        """Words for what its stage makes chunk by chunk; empty where it doesn't."""
+        return KINDS[self.kind].units
+
+    @property
     def trains(self) -> bool:
         """True for what a training job makes, attempt by attempt."""
         return self.stage == "train"
@@ -82,7 +87,9 @@ class Kind:
     """Properties of all artifacts of a kind.
 
     `path` is that of the only one, `member` that of one of many by its cluster or name. `reads` are the fields of the
-    configuration that its stage reads, `inputs` the artifacts that it is made from.
+    configuration that its stage reads, `inputs` the artifacts that it is made from. `part`: the part of the
+    configuration that has the schedule of its training, if it is trained. `extra`: a mixture does without it. `units`:
+    words for what its stage makes chunk by chunk, if it does.
     """
 
     path: str | None = None
@@ -91,6 +98,9 @@ class Kind:
     info: type[Info]
     reads: Callable[[RunConfig], tuple[str, ...]]
     inputs: Callable[[RunConfig, Artifact], tuple[Artifact, ...]]
+    part: Part | None = None
+    extra: bool = False
+    units: str = ""
 
 
 def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
@@ -144,7 +154,7 @@ def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
 
 def part_of(artifact: Artifact) -> Part | None:
     """The part of the configuration that has the schedule of a training job; None for what isn't trained."""
-    return ("expert" if artifact.kind == "monolith" else artifact.kind) if artifact.trains else None  # type: ignore[return-value]
+    return KINDS[artifact.kind].part
 
 
 def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
@@ -218,8 +228,8 @@ def _partitioned(**others: Any) -> Kind:
     return Kind(stage="partition", reads=_constant("partition"), **others)
 
 
-def _trained(*reads: str, **others: Any) -> Kind:
-    return Kind(stage="train", info=TrainedInfo, reads=_constant(*_TRAINED, *reads), **others)
+def _trained(*parts: Part, **others: Any) -> Kind:
+    return Kind(stage="train", info=TrainedInfo, reads=_constant(*_TRAINED, *parts), part=parts[-1], **others)
 
 
 KINDS = {
@@ -237,6 +247,7 @@ KINDS = {
         info=RowsInfo,
         reads=_rows_read,
         inputs=lambda *_: (),
+        units="units of the source",
     ),
     "centroids": _partitioned(path="partition/centroids", info=CentroidsInfo, inputs=lambda *_: (ROWS,)),
     "shard": _partitioned(member="partition/shards/cluster={:03d}", info=ShardInfo, inputs=_rows_of_shard),
@@ -244,14 +255,15 @@ KINDS = {
     "report": _partitioned(path="partition/report", info=ReportInfo, inputs=lambda *_: (PARTITION,)),
     "expert": _trained("expert", member="experts/{:03d}", inputs=_shard_of_expert),
     "router": _trained("router", path="router", inputs=_examples_of_router),
-    "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,)),
-    "student": _trained("expert", "student", path="student", inputs=_teachers_of_student),
+    "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,), extra=True),
+    "student": _trained("expert", "student", path="student", inputs=_teachers_of_student, extra=True),
     "replay": Kind(
         member="replay/cluster={:03d}",
         stage="replay",
         info=ShardInfo,
         reads=_constant(*_TRAINED, "expert", "sample", "router.replay"),
         inputs=_expert_of,
+        units="portions of images",
     ),
     "evaluation": Kind(
         member="eval/{}",
@@ -259,6 +271,7 @@ KINDS = {
         info=EvaluationInfo,
         reads=_constant("evaluate", "sample"),
         inputs=lambda config, _: trained_of(config),
+        units="portions of images",
     ),
     "reference": Kind(
         member="references/{}",
@@ -280,7 +293,7 @@ REPORT: Artifact = Artifact("partition/report")
 ROUTER: Artifact = Artifact("router")
 MONOLITH: Artifact = Artifact("monolith")
 STUDENT: Artifact = Artifact("student")
-EXTRAS = ("monolith", "student")
+EXTRAS = tuple(kind for kind, row in KINDS.items() if row.extra)
 """Kinds of networks that a mixture does without."""
 
 

@@ -1,4 +1,4 @@
-"""RetryPolicy: a store that refuses for now is asked again, ever more seldom, and not for ever."""
+"""Retry policies: a store that refuses for now is asked again, with growing pauses, and not for ever."""
 
 import random
 import re
@@ -106,24 +106,24 @@ class RetryPolicy:
 
 
 SHORT_RETRIES = RetryPolicy(seconds=15)
-"""RetryPolicy where a person waits, or whoever calls asks again."""
+"""Policy where a person waits, or the caller tries again."""
 NO_RETRIES = RetryPolicy(seconds=0, repeats=0)
-"""RetryPolicy of who tries once."""
+"""Policy of a caller that tries once."""
 LONG_RETRIES = RetryPolicy(seconds=600, denials=True)
-"""RetryPolicy where hours of training would be lost."""
+"""Policy where hours of training would be lost."""
 
 
 class RetryingClient:
-    """Asks one store, with retry_policy, and says on stderr what it waits for."""
+    """Asks one store, again and again as the policy has it, and says on stderr what it waits for."""
 
     def __init__(self, url: str, retry_policy: RetryPolicy):
-        self._url, self._patience = url, retry_policy
+        self._url, self._policy = url, retry_policy
         self._admitted = self._warned = False
 
     def ask(self, request: Callable[[], T]) -> T:
         """The request's answer, FileNotFoundError being one. Raises the obstore error that it raises last."""
         began = time.monotonic()
-        for pause in self._patience.pauses():
+        for pause in self._policy.pauses():
             try:
                 answer = request()
             except FileNotFoundError:
@@ -147,14 +147,14 @@ class RetryingClient:
 
     def _longest(self, error: BaseError) -> float:
         """Seconds for which an error is waited for."""
-        retry_policy, trouble = self._patience, Trouble.of(error)
+        policy, trouble = self._policy, Trouble.of(error)
         if trouble is Trouble.DENIED and not self._admitted:
-            return min(retry_policy.seconds, retry_policy.first_denials) if retry_policy.denials else 0.0
-        return retry_policy.seconds if self.passes(error) and (retry_policy.denials or trouble is Trouble.AWAY) else 0.0
+            return min(policy.seconds, policy.first_denials) if policy.denials else 0.0
+        return policy.seconds if self.passes(error) and (policy.denials or trouble is Trouble.AWAY) else 0.0
 
     def _warn(self, error: BaseError, began: float, left: float) -> None:
         """Say it once an outage, and not of one that is over at once."""
-        if not self._warned and time.monotonic() - began > 2 * self._patience.first_pause:
+        if not self._warned and time.monotonic() - began > 2 * self._policy.first_pause:
             self._warned = True
             print(f"warning: {self._url}: {reason(error)}; trying on for up to {left:.0f} s", file=sys.stderr)
 

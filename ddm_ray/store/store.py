@@ -55,7 +55,7 @@ class Store:
         except (ValueError, BaseError) as error:
             raise RunError(f"{url}: not a storage that can be opened: {refusal(error)}") from None
         self._prefix = ""
-        self._asker = RetryingClient(self.url, retry_policy)
+        self._client = RetryingClient(self.url, retry_policy)
 
     def _ask(self, key: str, request: Callable[[], T]) -> T:
         """The answer to a request, which may be made several times. FileNotFoundError stays."""
@@ -64,9 +64,9 @@ class Store:
             with as_storage_error(where, kinds=(BaseError,)):
                 return request()
         try:
-            return self._asker.ask(request)
+            return self._client.ask(request)
         except BaseError as error:
-            raise StorageError(f"{where}: {reason(error)}", passes=self._asker.passes(error)) from None
+            raise StorageError(f"{where}: {reason(error)}", passes=self._client.passes(error)) from None
 
     def read(self, key: str, most: int | None = None, cut: bool = True) -> bytes:
         """The object's bytes, no more than the first `most`; a larger one is refused unless it is to be `cut`.

@@ -128,8 +128,8 @@ class Membership:
 class StorageWatcher:
     """A thread that looks at storage every LOOK_SECONDS while this process trains.
 
-    It ends once it knows a `newer` attempt that lives or has ended, or a request to `stop`. What can't be read now is read
-    at the next look.
+    It ends once it knows a `newer` attempt that lives or has ended, or a request to `stop`. What can't be read now is
+    read at the next look.
     """
 
     def __init__(self, attempt: Attempt, launch: Launch | None = None):

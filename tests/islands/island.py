@@ -49,12 +49,13 @@ def slow_down(seconds: float) -> None:
     Engine.step = slow_step  # type: ignore[method-assign]
 
 
-def main(url: str, name: str, lease: float, log: str, slower: float = 0.0) -> None:
+def main(url: str, name: str, lease: float, log: str, slower: float, move_seconds: float) -> None:
     """Work for the island of that name until the run is finished, or it is drained; lines go to a file.
 
-    Each step takes `slower` seconds more than it would.
+    Each step takes `slower` seconds more than it would; to move a job is thought to cost `move_seconds`.
     """
-    membership.LOOK_SECONDS = work.LOOK_SECONDS = choose.MOVE_SECONDS = 0.1  # a tiny training ends within seconds
+    membership.LOOK_SECONDS = work.LOOK_SECONDS = 0.1  # a tiny training ends within seconds
+    choose.MOVE_SECONDS = move_seconds
     if slower:
         slow_down(slower)
     with open(log, "a", buffering=1) as sink:

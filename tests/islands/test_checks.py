@@ -122,7 +122,7 @@ def test_a_cache_without_room_or_right(machine: Machine, needs: list[ModelNeeds]
     assert "is no folder that this user may write to; let it, or name another" in cache(tmp_path / "file/x")
     assert "File name too long; mend that, or name another folder as cache" in cache(tmp_path / ("c" * 300))
     assert f"{tmp_path}/copies has room for " in cache(tmp_path / "copies", 10**18)
-    assert "the rows of one expert are 1e+06 TB; make room, or name" in cache(tmp_path / "copies", 10**18)
+    assert "the rows of one expert are 1e+03 PB; make room, or name" in cache(tmp_path / "copies", 10**18)
 
 
 def test_memory_is_that_of_the_workers_that_there_would_be(

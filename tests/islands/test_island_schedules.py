@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from ddm_ray.islands import board, presence
+from ddm_ray.islands import run_view, worker_heartbeat
 from ddm_ray.islands.run_view import RunObserver
 from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS
 from ddm_ray.jobs import observer, status
@@ -41,7 +41,7 @@ class InTurn:
 
 @pytest.fixture(autouse=True)
 def requests_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (observer, presence, status):
+    for module in (observer, worker_heartbeat, status):
         monkeypatch.setattr(module, "ThreadPoolExecutor", InTurn)
 
 
@@ -184,7 +184,7 @@ def test_islands_without_room_leave_a_job_to_one_that_has_some(without: int) -> 
 
 
 def test_a_start_without_end_would_hold_a_job_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "START_SECONDS", inf)
+    monkeypatch.setattr(run_view, "START_SECONDS", inf)
     fleet = Fleet({expert(index): 300.0 for index in range(2)}, [1.0] * 4, 0)
     for island in fleet.islands[1:]:
         island.room = False

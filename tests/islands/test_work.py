@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddm_ray.islands.choose import MOVE_SECONDS
 from ddm_ray.islands.worker_heartbeat import workers
 from ddm_ray.jobs import stops
 from ddm_ray.jobs.attempts import Attempt, claimed
@@ -35,10 +36,10 @@ class Fleet:
         self.run, self._folder = run, folder
         self.processes: dict[str, ForkServerProcess] = {}
 
-    def start(self, *names: str, slower: float = 0.0) -> None:
+    def start(self, *names: str, slower: float = 0.0, move_seconds: float = MOVE_SECONDS) -> None:
         PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
         for name in names:
-            arguments = (self.run.url, name, LEASE, str(self._folder / f"{name}.log"), slower)
+            arguments = (self.run.url, name, LEASE, str(self._folder / f"{name}.log"), slower, move_seconds)
             self.processes[name] = PROCESSES.Process(target=island.main, args=arguments)
             self.processes[name].start()
 
@@ -109,7 +110,7 @@ def test_a_fast_island_takes_over_from_a_slow_one_where_that_saved(fleet: Fleet,
     wait_for(lambda: fleet.trains("slow"), 120, fleet.printed)
     moved = fleet.trains("slow")
     assert moved
-    fleet.start("fast")
+    fleet.start("fast", move_seconds=0.1)
     fleet.wait()
     assert checksums_of(fleet.run, artifacts(fleet.run)) == alone
     first, second = (Attempt(fleet.run.store, moved, number) for number in claimed(fleet.run.store, moved))

@@ -7,7 +7,7 @@ from threading import Timer
 import pytest
 
 from ddm_ray.errors import GaveUp, RayAway, Stopped, StorageError, TrainingError
-from ddm_ray.islands import board, work
+from ddm_ray.islands import run_view, work
 from ddm_ray.islands.run_view import RunObserver, take_key
 from ddm_ray.islands.work import IslandWorker
 from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat
@@ -79,7 +79,7 @@ def test_a_student_is_taken_once_its_teachers_are_finished(
     partitioned: Run, keeper: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the island says what it waits for, and leaves nothing on storage."""
-    monkeypatch.setattr(board, "LACK_SECONDS", 0.01)
+    monkeypatch.setattr(run_view, "LACK_SECONDS", 0.01)
     printed, trained = list[str](), list[str]()
 
     def report(statuses: list[Status], doing: str) -> None:

@@ -25,6 +25,7 @@ from ddm_ray.run.manifest import (
     verify,
 )
 from ddm_ray.run.run import Run
+from ddm_ray.store import checksummed
 from ddm_ray.store.store import Store
 
 WHERE = "/runs/a/experts/003/_MANIFEST.json"
@@ -97,13 +98,13 @@ def test_a_manifest_is_written_just_if_it_can_be_read(
     try:
         store.write(f"rows/{NAME}", manifest.to_json())
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(sealed, "RECORD_BYTES", most)
+            patched.setattr(checksummed, "RECORD_BYTES", most)
             read_manifest(store, "rows")
         readable = True
     except (CorruptArtifact, ValueError, TypeError):  # one that isn't even JSON
         readable = False
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sealed, "RECORD_BYTES", most)
+        patched.setattr(checksummed, "RECORD_BYTES", most)
         if readable:
             assert manifest.to_write(WHERE) == store.read(f"rows/{NAME}")
         else:
@@ -113,8 +114,8 @@ def test_a_manifest_is_written_just_if_it_can_be_read(
 
 def test_too_many_files_are_refused_before_a_manifest_names_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """By all ways in which something is finished."""
-    assert 440_000 * 149 < sealed.RECORD_BYTES < 460_000 * 149
-    monkeypatch.setattr(sealed, "RECORD_BYTES", 2000 * 149)
+    assert 440_000 * 149 < checksummed.RECORD_BYTES < 460_000 * 149
+    monkeypatch.setattr(checksummed, "RECORD_BYTES", 2000 * 149)
     files = {f"part-000000-{number:06d}-01234567.parquet": FileRecord(2**21, "0" * 64) for number in range(2100)}
     refused = r"_MANIFEST.json: can't be written, with 2,100 files: a record would have 31., *"
     with pytest.raises(DataError, match=f"/eval/demo/{refused}"):

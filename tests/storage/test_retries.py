@@ -181,7 +181,7 @@ def test_nobody_waits_for_leave_to_delete(through: Wire, url: str, fault: Fault)
 
 
 def test_a_denial_is_waited_for_as_long_as_it_may_pass(through: Wire, url: str) -> None:
-    """By who has retry_policy: for a moment at first, for long once anything was allowed. A command tried again may too."""
+    """By a long policy: for a moment at first, for long once anything was allowed. A command tried again may too."""
     eager = replace(LONG, first_denials=0.1)
     through.rule = lambda _: Fault.DENIED
     for retry_policy in (eager, SHORT_RETRIES):

@@ -11,10 +11,11 @@ from ddm_ray.errors import StorageError, Superseded
 from ddm_ray.jobs.attempts import Attempt, SavedState, saved_states
 from ddm_ray.run.manifest import Identity
 from ddm_ray.store.store import Store
+from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.state_writer import MAX_REFUSED_STATES, StateWriter
 from ddm_ray.train.step_sync import Agreed, Flags
-from ddm_ray.train.zero_shards import RECORDS, Fragment
+from ddm_ray.train.zero_shards import EMA, VALUE, Fragment
 from tests.conftest import wait_for
 
 JOB = "experts/000"
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("world_of_one")
 
 def engine() -> Any:
     """All of an engine that a writer meets: the fragments of one parameter."""
-    fragment = Fragment("weight", 0, 6, {record: torch.arange(6.0) for record in RECORDS})
+    fragment = Fragment("weight", 0, 6, {record: torch.arange(6.0) for record in (VALUE, *AdamW.moments, EMA)})
     return SimpleNamespace(shards=SimpleNamespace(owned=lambda: [fragment], being_copied=None))
 
 

@@ -2,10 +2,8 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 from click.testing import CliRunner
 from ray.util import placement_group, remove_placement_group
 
@@ -21,8 +19,7 @@ from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, expert
 from ddm_ray.run.run import Run
 from ddm_ray.train.ray import launch
 from ddm_ray.train.ray.launch import TrainingsFailed, train_all
-from ddm_ray.train.ray.room import has_room, is_full
-from tests.conftest import wait_for
+from ddm_ray.train.ray.room import has_room
 from tests.random_run import make_run
 from tests.storage.jobs import beat
 
@@ -68,32 +65,6 @@ def test_what_an_older_command_left_is_not_shown_as_what_became_of_this_one(ray_
     train_all(run, [expert(1)], TrainPlacement(checkpoint_steps=10), watch=seen.extend)
     assert run.finished(expert(1))
     assert {each.job.attempt for each in seen if each.job} == {2}
-
-
-def test_a_cluster_is_full_while_others_hold_what_a_training_asks_for(ray_cluster: str, tmp_path: Path) -> None:
-    """And isn't where it lacks nodes."""
-
-    class Other:
-        """Somebody's actor."""
-
-    run = make_run(str(tmp_path / "run"), settings=("expert.train.steps=100",), num_rows=60)
-    run.store.delete(expert(1))
-    placement = TrainPlacement(resources_per_worker={"CPU": 3}, checkpoint_steps=100)
-    wait_for(lambda: not is_full(placement), 30)
-    other: Any = ray.remote(num_cpus=2)(Other).remote()
-    wait_for(lambda: is_full(placement), 30)
-    assert not is_full(TrainPlacement(resources_per_worker={"CPU": 8})), "its nodes may come"
-    assert not is_full(TrainPlacement(resources_per_worker={"CPU": 1, "rooms": 1})), "one that has them, too"
-    waited: list[bool] = []
-
-    def watch(statuses: list[Status]) -> None:
-        if statuses[0].state == "waiting":
-            waited.append(is_full(placement))
-            if len(waited) == 3:
-                ray.kill(other)
-
-    train_all(run, [expert(1)], placement, watch=watch)
-    assert all(waited[:3]) and run.finished(expert(1))
 
 
 def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
