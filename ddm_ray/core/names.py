@@ -29,7 +29,10 @@ STRATEGIES: dict[str, tuple[str, Callable[..., bool]]] = {
     "threshold": (f"threshold-{NUMBER}", lambda K, least: 0 < least < 1),
     "nucleus": (f"nucleus-{NUMBER}(?:-{NUMBER})?", lambda K, mass, T=1.0: 0 < mass <= 1 and T > 0),
 }
-"""Kind of strategy -> the form of its names, and whether the numbers in one are in range for K experts."""
+"""Kind of strategy -> the form of its names, and whether the numbers in one are in range for K experts.
+
+Defaults here only let a number be left out; `routing.KINDS` makes the strategy, with the class's own defaults.
+"""
 
 
 def parse_strategy_name(name: str, num_experts: int | None = None) -> tuple[str, tuple[float, ...]]:

@@ -26,8 +26,10 @@ def differs(weights_BK: Tensor, others_BK: Tensor) -> np.ndarray:
 class Strategy(ABC):
     """A way to choose experts. `when`: at the trajectory's start, at each step or at each velocity; `draws`: by chance.
 
-    A strategy that chooses at the start chooses exactly one expert an image, which samplers by such strategies
-    relies on. One that chooses at each step holds its experts within the step and reweighs them at each velocity.
+    A strategy that chooses at the start chooses exactly one expert an image; `sampling/driver.py` relies on it. One
+    that chooses at each step holds its experts within the step and reweighs them at each velocity. One that chooses at
+    each velocity gets no weights before and no uniforms. Rows of equal strategies are routed together, so a strategy is
+    a frozen dataclass: hashable, and equal by its numbers.
     """
 
     when: ClassVar[Literal["start", "step", "velocity"]] = "step"

@@ -40,7 +40,7 @@ def schedule(solver: Solver, times: Tensor) -> np.ndarray:
     for number, (t, t_next) in enumerate(_steps(times)):
         h = t_next - t
         stages = solver.stages(SolverStep(t, t_next, before))
-        for stage in stages:
+        for index, stage in enumerate(stages):
             row = np.zeros((), VELOCITY)
             row["t"], row["until"] = (1 - stage.at) * t + stage.at * t_next, t_next
             row["keep"], row["noise"] = stage.keep, stage.noise
@@ -48,7 +48,7 @@ def schedule(solver: Solver, times: Tensor) -> np.ndarray:
             for count in range(HISTORY + 1):
                 move = stage.moves[min(count, len(stage.moves) - 1)]
                 row["moves"][count, : len(move)] = [h * weight for weight in move]
-            row["step"], row["starts"], row["ends"] = number, stage is stages[0], stage is stages[-1]
+            row["step"], row["starts"], row["ends"] = number, index == 0, index == len(stages) - 1
             rows.append(row)
             before = (float(row["t"]), *before[: HISTORY - 1])
     return np.array(rows, VELOCITY)

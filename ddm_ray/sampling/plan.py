@@ -31,7 +31,7 @@ class Rule:
     prior_K: Tensor | None
     exact: bool
     """Exact guidance of the mixture: each branch under its own posterior. All else takes the conditional one's."""
-    most: int
+    most_experts: int
     """The most experts that a velocity of one branch may take."""
 
     @cached_property
@@ -60,7 +60,7 @@ class SamplingPlan:
     @cached_property
     def most_rows_N(self) -> np.ndarray:
         """The most rows of experts that each velocity of an image may take."""
-        return self.rule.most * (1 + guided(self.velocities))
+        return self.rule.most_experts * (1 + guided(self.velocities))
 
     def stops(self, count: int) -> tuple[int, ...]:
         """Numbers of velocities after which a step has ended, `count` of them, evenly spread before the end."""

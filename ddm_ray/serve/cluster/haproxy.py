@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddm_ray.serve.cluster.addresses import Address, format_address
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
-from ddm_ray.serve.http.guard import OWN_FAULT, REPEATS, Limits
+from ddm_ray.serve.http.guard import GATEWAY, OWN_FAULT, Limits
 from ddm_ray.serve.http.openai_errors import error_body, retry_after
 
 RETRIES = 8
@@ -47,7 +47,7 @@ defaults
 frontend gateway
     bind fd@{fd}
     {ready}
-    http-request set-header {repeats} 1
+    http-request set-header {gateway} 1
     http-response set-status 500 if {{ status {own_fault} }}
     default_backend serve
 backend serve
@@ -96,7 +96,7 @@ def haproxy_configuration(fd: int, proxies: Sequence[Address], replicas: Sequenc
         answer_s=SERVER_TIMEOUT_S,
         request_s=int(LIMITS.body_seconds),
         retries=RETRIES,
-        repeats=REPEATS.decode(),
+        gateway=GATEWAY.decode(),
         own_fault=OWN_FAULT,
         errors="\n".join(_error(status, *about) for status, about in _ERRORS.items()),
         servers="\n".join(servers),

@@ -54,7 +54,7 @@ class RemoteRunner:
         self._link = VelocityClient(self._name, partial(linked.remote, weights))
 
     async def run(self, rows: Trajectories, seconds: float | None, until: int | None) -> Segment:
-        """See `Runner.run`. AwayError if the expert has no replica and expects none.
+        """See `Runner.run`. AwayError if the expert has no replica now, and isn't scaled to zero.
 
         StartingError if its first replica has been starting for STARTING_S.
         """

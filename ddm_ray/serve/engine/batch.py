@@ -37,7 +37,7 @@ class JobRows:
         """Note a velocity of these rows; the estimate for those to come assumes as many experts."""
         self.job.velocities -= 1
         (plan,) = self.rows.plans
-        if plan.rule.most > 1 and self.job.velocities:
+        if plan.rule.most_experts > 1 and self.job.velocities:
             position, most_N = int(position_B[0]), plan.most_rows_N
             self.job.rows_each = int(network_rows_B.sum()) * float(most_N[position:].mean() / most_N[position - 1])
 

@@ -238,7 +238,7 @@ class BatchEngine:
             if state.turn.chosen is None:
                 state = advance(state, self._answer(needs(state)))
             batch = RowBatch(batch.parts, state)
-            away = self._away(batch)
+            away = self._elsewhere(batch)
             if not away:
                 break
             staying = batch.only([part for part in batch.parts if part not in away])
@@ -262,18 +262,18 @@ class BatchEngine:
             self._end(part, part.segment(rows, np.full(part.job.rows, -1)))
         return rest
 
-    def _away(self, batch: RowBatch) -> list[JobRows]:
-        """End the parts with a row that needs an expert which isn't here."""
+    def _elsewhere(self, batch: RowBatch) -> list[JobRows]:
+        """End the parts with a row that needs an expert of another engine; they go on there."""
         if self._here_K is None:
             return []
         assert batch.state.turn is not None
         assert batch.state.turn.chosen is not None
         used_BK = batch.state.turn.chosen.layout.used_EK[: len(batch.state)] & ~self._here_K
         needed_B = np.where(used_BK.any(axis=1), used_BK.argmax(axis=1), -1)
-        away = [(part, span) for part, span in batch.spans() if (needed_B[span] >= 0).any()]
-        for part, span in away:
+        elsewhere = [(part, span) for part, span in batch.spans() if (needed_B[span] >= 0).any()]
+        for part, span in elsewhere:
             self._end(part, part.segment(batch.rows(span), needed_B[span]))
-        return [part for part, _ in away]
+        return [part for part, _ in elsewhere]
 
     def _isolate(self, parts: list[JobRows], error: Exception) -> None:
         """Run each part of a failed batch by itself, so that the fault of one request isn't the others'.

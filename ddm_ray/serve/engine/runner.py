@@ -31,7 +31,7 @@ class ExpertError(ServeError):
 
 
 class AwayError(ExpertError):
-    """An expert has no replica that could answer, and none is on its way."""
+    """An expert should have a replica, and has none that could answer now: the one after a death may be starting."""
 
 
 class StartingError(ExpertError):

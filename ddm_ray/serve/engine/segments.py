@@ -69,6 +69,8 @@ class SegmentSampler:
         what can't be met, AwayError where no expert is left; else as `BatchEngine.submit` raises.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
+        # `gone` are experts without weights, and those that this request has met without a replica. `away` also has
+        # those of which another request has learnt that: they may be back.
         gone = frozenset(expert for expert, runner in enumerate(self._of_expert) if runner is None)
         away = gone | {expert for expert, runner in enumerate(self._of_expert) if runner is not None and runner.away}
         num_seen = 0
@@ -76,7 +78,7 @@ class SegmentSampler:
             if len(gone) == self.info.num_experts:
                 raise AwayError("no expert has a replica", 0)
             if len(away) == self.info.num_experts:
-                away = gone  # the others may be back
+                away = gone
             with torch.inference_mode():
                 rows, journey = (
                     start_as_noise(request, self._info_without(away), self._device),
@@ -93,7 +95,7 @@ class SegmentSampler:
                 result = rows.result()
             except AwayError as error:
                 if error.expert in away:
-                    raise
+                    raise  # the router itself asks for one that this request left out
                 # From the beginning: so the image is the one that the remaining experts always make from this seed.
                 gone, away = gone | {error.expert}, away | {error.expert}
             else:
@@ -101,7 +103,8 @@ class SegmentSampler:
 
     def engine_of(self, rows: Trajectories, expert: int) -> Runner:
         """The runner that goes on with rows of one plan."""
-        if rows.plans[0].rule.most > 1:
+        # A strategy that may use several experts within a velocity needs them all in one engine.
+        if rows.plans[0].rule.most_experts > 1:
             return self._mixing
         runner = self._of_expert[expert]
         assert runner is not None

@@ -21,9 +21,9 @@ LOG = logging.getLogger("ray.serve")
 OPEN = {"/healthz", "/readyz", *page_files.FILES}
 """Paths without authentication: those that probes ask, and the page, into which a token is typed."""
 
-REPEATS, OWN_FAULT = b"x-ddm-gateway", 599
-"""Header of a gateway, which sends a request again after a 500, as after the death of a process; and the status of a
-fault that the same request would meet again, so that the gateway doesn't."""
+GATEWAY, OWN_FAULT = b"x-ddm-gateway", 599
+"""Header that a gateway sets: it sends a request again after a 500, as after the death of a process. And the status of
+a fault that the same request would meet again, so that the gateway doesn't."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -72,14 +72,14 @@ class Guard:
         """Answer one request; an error that the application doesn't catch is a 500 in OpenAI's form."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        status, repeated = 0, REPEATS in dict(scope["headers"])
+        status, behind_gateway = 0, GATEWAY in dict(scope["headers"])
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._on_answer(scope["path"], status)
-                if status == 500 and repeated:
+                if status == 500 and behind_gateway:
                     message = {**message, "status": OWN_FAULT}
             await send(message)
 

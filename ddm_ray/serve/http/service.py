@@ -67,7 +67,7 @@ class Service:
         model = self.model(request.model)
         defaults = model.defaults
         if model.sampler.version.router is None:
-            defaults = defaults.changed(strategy="once")  # it needs no router
+            defaults = defaults.changed(strategy="once")  # for labels it needs no router
         return resolve(request, self.config, defaults, model.sampler.info, model.alone)
 
     async def sample(self, generation: Generation, on_stop: OnStop | None = None) -> Sampled:

@@ -9,7 +9,7 @@ import pytest
 
 from ddm_ray.errors import ConfigError
 from ddm_ray.serve.http.authentication.bearer import TOKENS, BearerTokens
-from ddm_ray.serve.http.guard import OWN_FAULT, REPEATS, Guard, Limits
+from ddm_ray.serve.http.guard import GATEWAY, OWN_FAULT, Guard, Limits
 from tests.serve.http.test_http_app import GENERATIONS, Served, error_of, served
 
 __all__ = ["served"]
@@ -192,6 +192,6 @@ def test_an_error_that_nobody_caught_is_in_openais_form(served: Served) -> None:
     answer = served.ask("GET", "/anything", Guard(broken))
     assert answer.status_code == 500 and "secret" not in answer.text
     # A gateway is told so that it doesn't ask again.
-    gateways = served.ask("GET", "/anything", Guard(broken), headers={REPEATS.decode(): "1"})
+    gateways = served.ask("GET", "/anything", Guard(broken), headers={GATEWAY.decode(): "1"})
     assert gateways.status_code == OWN_FAULT and gateways.json() == answer.json()
     assert error_of(answer)["type"] == "server_error"
