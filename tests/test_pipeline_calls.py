@@ -119,7 +119,7 @@ def test_every_setting_reaches_the_sampler_from_the_call_and_from_the_defaults(p
         ({"class_labels": [-1]}, "unknown class -1"),
         ({"class_labels": []}, "class_labels is empty"),
         ({"strategy": "top-3"}, "unknown strategy 'top-3' for 2 experts"),
-        ({"solver": "rk4"}, "^solver: Input should be 'euler'"),
+        ({"solver": "rk5"}, "^solver: Input should be 'euler'"),
         ({"num_inference_steps": 0}, "^steps: Input should be greater than 0, got 0"),
         ({"colour": "red"}, "^colour: unknown key"),
         ({"seeds": [1, 2]}, "2 seeds for 1 images"),
