@@ -15,7 +15,7 @@ from ddm_ray.data.schema import IDS, TEXT
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import null_text
 
-MOST_POOLED = 512
+MAX_POOLED = 512
 """Tokens at most that the encoder of a pooled vector reads: CLIP's reads 77."""
 
 
@@ -38,7 +38,7 @@ def read_ids(tokens: Sequence[bytes], pooled: Sequence[bytes] | None, config: Te
     Raises CorruptArtifact if a row's bytes aren't ids, 1 to `config.tokens` of the encoder.
     """
     longest = max(map(len, pooled or ()), default=0) // IDS.itemsize
-    own = None if pooled is None else _padded(pooled, max(1, min(longest, MOST_POOLED)))
+    own = None if pooled is None else _padded(pooled, max(1, min(longest, MAX_POOLED)))
     return replace(_padded(tokens, config.tokens), pooled=own)
 
 

@@ -20,7 +20,7 @@ from ddm_ray.train.state import CURVE, read_curve
 
 POINTS = 60
 """Points of a curve of losses in training, each the mean of as many steps."""
-MOST_MEASURED = 10_000
+MAX_MEASUREMENTS = 10_000
 """Measurements that a curve has at most: each extension of a run adds some."""
 
 
@@ -67,7 +67,7 @@ def training_curves(run: Run, artifacts: Sequence[Artifact], milestones: Mapping
 
 def _read(run: Run, weights: Weights) -> dict[str, list[float]]:
     """The curve that lies beside published weights. Raises CorruptArtifact for none, or one that isn't of numbers."""
-    (data,) = weights.read(run, {CURVE: 8 * (4 * weights.step + (GROUPS + 2) * MOST_MEASURED)})
+    (data,) = weights.read(run, {CURVE: 8 * (4 * weights.step + (GROUPS + 2) * MAX_MEASUREMENTS)})
     try:
         curve = read_curve(data)
     except SafetensorError as error:

@@ -164,7 +164,7 @@ def between(a_AD: np.ndarray, b_BD: np.ndarray) -> np.ndarray:
     return np.sqrt(squares_AB)
 
 
-def nearest(real_ND: np.ndarray, samples_MD: np.ndarray) -> np.ndarray:
+def nearest_rows(real_ND: np.ndarray, samples_MD: np.ndarray) -> np.ndarray:
     """Index (M,) of the real row nearest to each sample."""
     blocks = [samples_MD[first : first + BLOCK] for first in range(0, len(samples_MD), BLOCK)]
     return np.concatenate([between(block, real_ND).argmin(axis=1) for block in blocks])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.captions import CaptionScore
-from ddm_ray.evaluate.distances import RealNeighbours, nearest
+from ddm_ray.evaluate.distances import RealNeighbours, nearest_rows
 from ddm_ray.evaluate.features import CHUNK, FeatureNet, see
 from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.models.embedders import Embedder
@@ -110,7 +110,7 @@ class Reference:
         return self._clusters(see(self.net, [images_MCHW], self.embedder).features_ND)
 
     def _clusters(self, features_MD: np.ndarray) -> np.ndarray:
-        return self.real.cluster_M[nearest(self.real.features_MD, features_MD)]
+        return self.real.cluster_M[nearest_rows(self.real.features_MD, features_MD)]
 
     def _mosaic(self, rows_B4: Tensor) -> Tensor:
         images_BCHW = self.train.data_NCHW[rows_B4[:, 0]]

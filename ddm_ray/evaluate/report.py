@@ -11,7 +11,7 @@ from rich.table import Table
 from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, columns, measured, notes
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
-from ddm_ray.pictures.page import page
+from ddm_ray.pictures.page import render_page
 from ddm_ray.run.graph import EXTRAS
 
 MOSAICS = "mosaics of real rows"
@@ -27,15 +27,15 @@ LIKE_MOSAICS = 0.5
 """Share of the mosaics' distance from which a model is far."""
 
 
-def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
+def render_report(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
     """report.html, with its pictures inside."""
     losses, rows = metrics["heldout_loss"], [*metrics["models"], *metrics["real"]]
-    return page(
+    return render_page(
         "evaluation",
         metrics=metrics,
         columns=measured(columns(), rows),
         costs=measured(COSTS, rows),
-        sentences=sentences(metrics),
+        sentences=findings(metrics),
         notes=notes_of(metrics),
         training_sentence=_training_sentence(metrics["training"]),
         losses=losses,
@@ -47,10 +47,10 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
     )
 
 
-def print_table(metrics: dict[str, Any]) -> str:
+def report_table(metrics: dict[str, Any]) -> str:
     """The table of models and what follows from it, as text at most 100 characters wide."""
     rows = [*metrics["models"], *metrics["real"]]
-    return as_text([*columns(), *COSTS], rows, [*sentences(metrics), _training_sentence(metrics["training"])])
+    return as_text([*columns(), *COSTS], rows, [*findings(metrics), _training_sentence(metrics["training"])])
 
 
 def as_text(every: Sequence[Column], rows: Sequence[dict[str, Any]], lines: Sequence[str]) -> str:
@@ -69,7 +69,7 @@ def as_text(every: Sequence[Column], rows: Sequence[dict[str, Any]], lines: Sequ
     return text.getvalue()
 
 
-def sentences(metrics: dict[str, Any]) -> list[str]:
+def findings(metrics: dict[str, Any]) -> list[str]:
     """The findings in words, from the numbers alone, with how far they can be trusted."""
     best = min(metrics["models"], key=_distance)
     denses = {row["model"]: row for row in metrics["models"] if row["model"] in EXTRAS}

@@ -16,7 +16,7 @@ from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.measure import measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
 from ddm_ray.evaluate.reference import named
-from ddm_ray.evaluate.report import render
+from ddm_ray.evaluate.report import render_report
 from ddm_ray.evaluate.samples import (
     CandidateSamples,
     MakeSamples,
@@ -116,7 +116,7 @@ def evaluate(
                 on_progress,
                 earlier,
             )
-            page = render(metrics, grid_png, experts_png).encode()
+            page = render_report(metrics, grid_png, experts_png).encode()
             text = json.dumps(metrics, indent=1).encode() + b"\n"
             files = {"metrics.json": text, "grid.png": grid_png, "experts.png": experts_png, "report.html": page}
             return save({file: np.frombuffer(data, np.uint8) for file, data in files.items()}), {}

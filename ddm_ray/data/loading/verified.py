@@ -20,7 +20,7 @@ from ddm_ray.store.disk import locked
 
 Stamp = tuple[int, int, int, int, int]
 _STAMP: TypeAdapter[Stamp] = TypeAdapter(Stamp)
-MOST_NOTED = 256
+MAX_NOTE_BYTES = 256
 SETTLED_NS = 2 * 10**9
 LOCAL = {"ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
 """File systems whose changes have this machine's own times, which nobody chooses."""
@@ -105,7 +105,7 @@ class VerifiedFile:
 def _noted(descriptor: int) -> Stamp | None:
     """The stamp in a note; None in one that a kill cut off, or that is new."""
     with suppress(ValidationError):
-        stamp = _STAMP.validate_json(os.pread(descriptor, MOST_NOTED, 0))
+        stamp = _STAMP.validate_json(os.pread(descriptor, MAX_NOTE_BYTES, 0))
         return stamp if _ours(stamp) else None
     return None
 

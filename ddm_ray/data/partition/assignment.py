@@ -45,7 +45,7 @@ class RowClusters:
         if self.clustering is None:
             return _control(self.run, table)
         if self.cluster_F is None:
-            return nearest(self.clustering, table)
+            return nearest_clusters(self.clustering, table)
         fine_N = _cells(self.clustering, table)
         cluster_N = self.cluster_F[fine_N]
         for cell, (takers, first_keys) in self.ranges.items():
@@ -116,7 +116,7 @@ def count_rows(rows: RowsReader, clusters: RowClusters, on_progress: OnProgress,
     return counts
 
 
-def nearest(clustering: Clustering, table: pa.Table) -> np.ndarray:
+def nearest_clusters(clustering: Clustering, table: pa.Table) -> np.ndarray:
     """cluster_N of the nearest centroid; of the nearest fine one, too, where clusters were balanced."""
     config = clustering.features.run.config.partition
     if config.nearest == "fine" or config.max_share is not None:

@@ -30,7 +30,7 @@ from ddm_ray.run.run import Run
 COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
 """Columns that decide a row's cluster, by the partition's method."""
 POOLED_SIDE = 4
-AHEAD_BYTES, MOST_READERS = 24 * 2**20, 16
+AHEAD_BYTES, MAX_READERS = 24 * 2**20, 16
 """Parts that are read at a time: of small ones in an object store each takes mostly until it begins."""
 
 
@@ -59,7 +59,7 @@ class RowsReader:
         began, num_rows, names = time.monotonic(), 0, self.names if names is None else names
         read = partial(self._read, columns=None if columns is None else ["id", "split", *columns])
         largest = max((self.manifest.files[name].bytes for name in names), default=1)
-        ahead = min(max(1, AHEAD_BYTES // max(1, largest)), MOST_READERS)
+        ahead = min(max(1, AHEAD_BYTES // max(1, largest)), MAX_READERS)
         for number, table in enumerate(read_ahead(read, names, ahead), 1):
             table = self._without_dropped(table)
             yield table
@@ -192,7 +192,7 @@ def _sample(rows: RowsReader, features: ClusterFeatures, execute: Executor, on_p
     return sample
 
 
-def fit(rows: RowsReader, on_progress: OnProgress, execute: Executor) -> tuple[Clustering, int]:
+def fit_clustering(rows: RowsReader, on_progress: OnProgress, execute: Executor) -> tuple[Clustering, int]:
     """Two-level k-means of a sample of the training rows (paper, section 4), and the sample's number of rows.
 
     Raises DataError for too few rows, or too few different ones, to fill the clusters.

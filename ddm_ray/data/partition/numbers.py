@@ -15,7 +15,7 @@ UNLIKE, LEAST_FAR = 0.1, 3
 """Share of new rows that are far, and their least number, from which on they are called unlike the earlier ones."""
 
 
-def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> dict[str, Any]:
+def partition_numbers(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> dict[str, Any]:
     """All numbers of a Report that follow from counts of rows."""
     share_K = train_K / train_K.sum()
     positive = share_K[share_K > 0]

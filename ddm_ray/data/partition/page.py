@@ -9,7 +9,7 @@ import numpy as np
 from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.partition.numbers import FAR
-from ddm_ray.pictures.page import page as html_page
+from ddm_ray.pictures.page import render_page
 from ddm_ray.run.info import PartitionInfo, ReportInfo
 
 KINDS = {"share": "share", "mostly": "text", "for example": "text", "images": "images"}
@@ -24,7 +24,7 @@ class Shown:
     caption: str
 
 
-def page(
+def render_partition(
     config: RunConfig,
     info: PartitionInfo,
     report: ReportInfo,
@@ -35,7 +35,7 @@ def page(
 ) -> str:
     """report.html. `projection`: a picture of the embeddings, if there are some; `facts`: more of them."""
     table = _table(config, info, report, centroids, shown_K)
-    return html_page(
+    return render_page(
         "partition",
         title=f"{config.name}: {len(info.rows_K)} clusters",
         info=info,

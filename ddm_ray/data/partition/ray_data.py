@@ -25,7 +25,7 @@ from ddm_ray.data.partition.file_plan import ShardFile
 from ddm_ray.data.partition.made_files import MadeFile
 from ddm_ray.data.partition.passes import FileWork
 from ddm_ray.data.scratch import OTHER_SCRATCH
-from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, to_row, values_of
+from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, made_values, to_row
 from ddm_ray.errors import DDMError, RayError, StorageError
 from ddm_ray.spelling import amount
 
@@ -35,7 +35,7 @@ BLOCK_BYTES = 2**20
 TASKS_AT_LEAST, LEAST_PIECE_BYTES = 4, 2**18
 """Tasks of each kind a core, so that all have some, unless a group got less than such a piece of each task: Ray sends
 small ones by the driver."""
-MOST_GROUPS = 1024
+MAX_GROUPS = 1024
 """Groups, above which each has more bytes: the driver knows all pieces that are on their way, by about a KB each."""
 WRITES_PER_CORE = 2
 """Tasks that write, or wait for their rows, at a time."""
@@ -70,7 +70,7 @@ class RayPasses:
         made = _parts(rows, partial(_make_each, rows=rows, make=make, columns=columns))
         made.context.target_max_block_size = BLOCK_BYTES
         parts, num_rows, began = 0, 0, time.monotonic()
-        for more_parts, more_rows, value in values_of(made, rows.run.url):
+        for more_parts, more_rows, value in made_values(made, rows.run.url):
             parts, num_rows = parts + more_parts, num_rows + more_rows
             yield value
             on_progress(parts / len(rows.names), pace(num_rows, began))
@@ -96,7 +96,7 @@ def require_room(total: int, memory: int, folder: str) -> None:
 
 def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:
     """Bytes of rows that a task writes, and bytes that one splits, of `total` bytes in files of so many."""
-    group_bytes = max(1, total // MOST_GROUPS, min(file_bytes, total // (TASKS_AT_LEAST * cores)))
+    group_bytes = max(1, total // MAX_GROUPS, min(file_bytes, total // (TASKS_AT_LEAST * cores)))
     return group_bytes, max(group_bytes, LEAST_PIECE_BYTES * -(-total // group_bytes))
 
 

@@ -15,7 +15,7 @@ from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.numbers import FAR, unlike, warnings_of
-from ddm_ray.data.partition.page import Shown, page
+from ddm_ray.data.partition.page import Shown, render_partition
 from ddm_ray.data.partition.pictures import projection_png, tile_png, to_image
 from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.schema import embeddings, stored_images, trains
@@ -109,7 +109,9 @@ class ReportBuilder:
         looks_K = [self._looks.get(cluster, {}) for cluster in range(self._num_clusters)]
         shown_K = [[looks[key] for key in sorted(looks)] for looks in looks_K]
         projection = projection_png(embedding_SD, cluster_S, self._num_clusters) if len(embedding_SD) else None
-        return Report(page(self._config, self._info, info, centroids, shown_K, projection, facts).encode(), info)
+        return Report(
+            render_partition(self._config, self._info, info, centroids, shown_K, projection, facts).encode(), info
+        )
 
     def _sampled(self) -> tuple[np.ndarray, np.ndarray]:
         """embedding_SD as they were clustered, of unit length by the spherical metric; cluster_S."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import Assigned, RowClusters, assign_rows, count_rows
-from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
+from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit_clustering
 from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
 from ddm_ray.data.partition.made_files import MadeFiles
-from ddm_ray.data.partition.numbers import sizes
+from ddm_ray.data.partition.numbers import partition_numbers
 from ddm_ray.data.partition.passes import Executor, FileWork, InProcess
 from ddm_ray.data.partition.report import report, report_of
 from ddm_ray.data.partition.shards import write_shards
@@ -123,7 +123,7 @@ def _centroids(
         [name] = before.files
         data, info = run.base.read(CENTROIDS, name, before), CentroidsInfo.of(before)
     else:
-        clustering, num_sampled = fit(rows, on_progress, execute)
+        clustering, num_sampled = fit_clustering(rows, on_progress, execute)
         data = clustering.to_bytes()
         info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
     # Named by its content, since a concurrent writer's may be other bits, from another machine.
@@ -173,7 +173,7 @@ def partition_info(shards: Sequence[ShardInfo], centroids: CentroidsInfo | None)
     heldout_K = np.array([info.rows_heldout for info in shards], np.int64)
     networks = {part: fingerprint for info in shards for part, fingerprint in info.networks.items()}
     num_fine = centroids.num_fine if centroids else None
-    return PartitionInfo(**sizes(counts_CK, train_K, heldout_K), num_fine=num_fine, networks=networks)
+    return PartitionInfo(**partition_numbers(counts_CK, train_K, heldout_K), num_fine=num_fine, networks=networks)
 
 
 def _own(run: Run, cluster: int, on_progress: OnProgress, execute: Executor) -> Manifest:

@@ -50,7 +50,7 @@ _BUFFER, _LARGE = 2**18, 2**22
 _OUT_OF_MEMORY = re.compile("out of memory|decoder error -9")
 
 
-def serve(place: mmap.mmap) -> None:
+def answer_questions(place: mmap.mmap) -> None:
     """Answer until there are no more questions."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb", _BUFFER)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
@@ -95,7 +95,7 @@ def _is_large(encoded: bytes) -> bool:
         return False
 
 
-def main() -> None:
+def run_decoder() -> None:
     """Take on the limits, and serve."""
     with suppress(ImportError):
         from PIL import AvifImagePlugin
@@ -109,10 +109,10 @@ def main() -> None:
         limit = limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        serve(mmap.mmap(int(sys.argv[1]), SIZE.size))
+        answer_questions(mmap.mmap(int(sys.argv[1]), SIZE.size))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
 
 
 if __name__ == "__main__":
-    main()
+    run_decoder()

@@ -28,13 +28,13 @@ def embeds_pixels(config: RunConfig) -> bool:
 
 
 def fitted(chunks: RowsStore) -> PixelEmbedder | None:
-    """The principal components that `fit` found; None for an embedder that isn't fitted. Raises CorruptArtifact."""
+    """The components that `fit_embedder` found; None for an embedder that isn't fitted. Raises CorruptArtifact."""
     if not embeds_pixels(chunks.run.config):
         return None
     return PixelEmbedder.from_bytes(chunks.read_once(PIXELS)[0], f"{chunks.url}/{PIXELS}")
 
 
-def fit(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProgress) -> None:
+def fit_embedder(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProgress) -> None:
     """Fit the embedder of pixels once for all, on training rows among the first PCA_ROWS of units in random order.
 
     They are fewer where these would take more than PCA_BYTES as float32. Rows and their order depend on the plan

@@ -7,7 +7,7 @@ from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.prepare.decoding import read_decoded
 from ddm_ray.data.prepare.finalize import check_rejected, commit
-from ddm_ray.data.prepare.fit_embedder import fit
+from ddm_ray.data.prepare.fit_embedder import fit_embedder
 from ddm_ray.data.prepare.make_rows import MakeRows
 from ddm_ray.data.prepare.new_files import earlier_rows, list_new, take_networks
 from ddm_ray.data.prepare.records import RowsRecord, RowsStore, SourcePlan, rows_store
@@ -77,7 +77,7 @@ def prepare(
         take_networks(chunks, earlier[-1])
     else:
         on_progress(0.0, "fitting the embedder")
-        fit(chunks, plan, opened, on_progress)
+        fit_embedder(chunks, plan, opened, on_progress)
     if execute is None:
         from ddm_ray.data.sharded.ray_data import RayData
 

@@ -89,10 +89,10 @@ def _finished_chunks(
         num_gpus=shares.actor_gpus,
         runtime_env={"env_vars": KEEP_FREED_MEMORY},
     )
-    yield from values_of(finished, maker.chunks.url)
+    yield from made_values(finished, maker.chunks.url)
 
 
-def values_of(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
+def made_values(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
     """The values of a dataset of rows as `to_row` makes them; an error among them is raised.
 
     Raises what `errors_of_ray` does.

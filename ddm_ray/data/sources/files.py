@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pyarrow import NativeFile, fs
 
-from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
+from ddm_ray.data.sources.patterns import expand_braces, is_wild, regular
 from ddm_ray.data.sources.registry import SOURCES
 from ddm_ray.errors import DataError
 from ddm_ray.spelling import nearest
@@ -72,7 +72,7 @@ class Files:
         names = self._path.split("/")
         if is_wild(self._path) and (self.remote or not os.path.exists(self._path)):
             first = next(place for place, name in enumerate(names) if is_wild(name))
-            return "/".join(names[:first]), spelled_out("/".join(names[first:])), True
+            return "/".join(names[:first]), expand_braces("/".join(names[first:])), True
         with as_source_error(self.url):
             alone = self.filesystem.get_file_info(self._path or "/").type == fs.FileType.File
         return ("/".join(names[:-1]), names[-1:], False) if alone else (self._path, [], False)

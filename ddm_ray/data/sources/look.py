@@ -61,7 +61,7 @@ def look(config: RunConfig) -> SourceLook:
     alone = chosen is not None and chosen.one_image_each
     if alone:
         folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
-    count = rows_of(source, listing)
+    count = count_listed_rows(source, listing)
     if count is not None:
         lines[0] += "" if alone else f", {count:,} rows"
         _require_enough(config, source.files.url, count)
@@ -96,7 +96,7 @@ def look(config: RunConfig) -> SourceLook:
     return SourceLook(tuple(lines), tuple(warnings), folders)
 
 
-def rows_of(source: Source, listing: Listing) -> int | None:
+def count_listed_rows(source: Source, listing: Listing) -> int | None:
     """Rows of a source, usable or not, as its listing or its files' heads and ends tell; None where neither does."""
     if listing.rows is not None or not isinstance(source, Collection) or len(listing.units) > COUNTED:
         return listing.rows
@@ -109,13 +109,13 @@ def rows_of(source: Source, listing: Listing) -> int | None:
     return total
 
 
-def count_rows(config: DataConfig) -> int | None:
+def count_source_rows(config: DataConfig) -> int | None:
     """Rows of the configured source, usable or not; None where only reading tells: tars, what isn't on this disk."""
     if not is_here(config.source):
         return None
     try:
         source = open_source(config)
-        return rows_of(source, source.list())
+        return count_listed_rows(source, source.list())
     except (ConfigError, DataError, StorageError):
         return None  # preparing says so
 

@@ -12,7 +12,7 @@ def is_wild(text: str) -> bool:
     return bool(_WILD.search(text))
 
 
-def spelled_out(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """All texts that `{a,b}` and `{000..127}` stand for, in order."""
     parts = _BRACES.split(pattern)
     choices = [[text] if index % 2 == 0 else _choices(text) for index, text in enumerate(parts)]
