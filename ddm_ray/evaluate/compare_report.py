@@ -10,7 +10,7 @@ from ddm_ray.pictures.page import render_page
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """The page, with its pictures inside."""
+    """Render the comparison as a page with embedded pictures."""
     lines, settings = comparison.lines, _settings(comparison)
     points = {line["model"]: (line["training_flops"], line["frechet"], line["frechet_std"]) for line in lines}
     chart = error_chart(points, "training FLOPs", "Fréchet distance")
@@ -28,12 +28,12 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """The table and what follows from it, as text at most 100 characters wide."""
+    """The table and its findings as text, at most 100 characters wide."""
     return as_text([*columns(across_runs=True), *COSTS], comparison.lines, comparison_findings(comparison))
 
 
 def comparison_findings(comparison: Comparison) -> list[str]:
-    """The findings in words: each model against the first one, and what isn't alike."""
+    """The findings in words: each model against the first, and settings that differ."""
     first = comparison.lines[0]["model"]
     lines = []
     for difference in comparison.differences:
@@ -46,6 +46,6 @@ def comparison_findings(comparison: Comparison) -> list[str]:
 
 
 def _settings(comparison: Comparison) -> list[str]:
-    """Settings of sampling that differ."""
+    """Names of the sampling settings that differ."""
     every = [line["sampling"] for line in comparison.lines]
     return [name for name in every[0] if any(each.get(name) != every[0][name] for each in every)]
