@@ -24,7 +24,7 @@ class Column:
     """A column of a table: the keys of its values in a row, and its heading on pages.
 
     A cell is empty if the row lacks the first key. `words` formats the values. `terminal`: heading in the terminal;
-    None: the column is on pages only. `sees_mosaics`: the value should be lower for mosaics of real rows than for real rows.
+    None: the column is on pages only. `sees_mosaics`: mosaics of real rows should have a lower value than real rows.
     """
 
     keys: tuple[str, ...]
