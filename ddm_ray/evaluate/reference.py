@@ -22,7 +22,7 @@ from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.loading.shard_files import first_rows, num_rows
 from ddm_ray.data.schema import TRAIN, as_modelled, read_parquet, stored_images
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
-from ddm_ray.data.sharded.stage import ShareTold, make_chunks
+from ddm_ray.data.sharded.stage import ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
 from ddm_ray.errors import DriftError
 from ddm_ray.evaluate.candidates import Decode, decoder
@@ -189,7 +189,7 @@ def _make(
 
     plan = chunks.plan(planned, identity)
     chunks.write_once(CLASSIFIER, ".safetensors", fitted)
-    observer = ShareTold[ReferenceRecord](plan.units, on_progress, "features of real rows")
+    observer = ShareReporter[ReferenceRecord](plan.units, on_progress, "features of real rows")
     maker = MakeReference(chunks, identity, device)
     records = make_chunks(chunks, plan, execute, ReadFile(run), maker, observer)
     chunks.require_complete(plan, records)

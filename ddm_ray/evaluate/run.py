@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from ddm_ray.data import OnProgress, no_progress, phase
-from ddm_ray.data.sharded.stage import ShareTold, make_chunks
+from ddm_ray.data.sharded.stage import ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Executor, read_whole
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup, decoder, later_than, newest_milestones, outdated
@@ -94,7 +94,7 @@ def evaluate(
         if {*plan.trained} != {*identity.inputs} or plan.earlier != earlier:
             # A concurrent command began the evaluation with the models of that moment.
             return evaluate(run, name, on_progress, device, execute, made_on, at)
-        observer = ShareTold[SamplesRecord](plan.units, phase(on_progress, 0.02, 0.78), "sampling")
+        observer = ShareReporter[SamplesRecord](plan.units, phase(on_progress, 0.02, 0.78), "sampling")
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = list(make_chunks(chunks, plan, executor, read_whole, maker, observer))
         chunks.require_complete(plan, records)

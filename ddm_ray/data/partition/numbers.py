@@ -11,7 +11,7 @@ from ddm_ray.spelling import some
 
 FAR = 99
 """An appended row is far if it is beyond this percentile of the earlier rows' distances from its centroid."""
-UNLIKE, LEAST_FAR = 0.1, 3
+UNLIKE, MIN_FAR = 0.1, 3
 """Minimum share and minimum number of far new rows at which they are called unlike the earlier ones."""
 
 
@@ -79,7 +79,7 @@ def warnings_of(config: RunConfig, info: PartitionInfo, silhouette: float | None
 def unlike(fit: Sequence[ClusterFit]) -> list[str]:
     """A line if appended rows are unlike the rows that the clusters were made from; empty if they are alike."""
     rows, far = sum(each.rows for each in fit if each.far is not None), sum(each.far or 0 for each in fit)
-    if far < max(LEAST_FAR, UNLIKE * rows):
+    if far < max(MIN_FAR, UNLIKE * rows):
         return []
     most = max(range(len(fit)), key=lambda cluster: fit[cluster].far or 0)
     return [

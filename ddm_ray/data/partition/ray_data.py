@@ -32,9 +32,9 @@ from ddm_ray.spelling import amount
 T = TypeVar("T")
 BLOCK_BYTES = 2**20
 """Bytes of results that a task returns at a time."""
-TASKS_AT_LEAST, LEAST_PIECE_BYTES = 4, 2**18
+MIN_TASKS_PER_CORE, MIN_PIECE_BYTES = 4, 2**18
 """Minimum tasks of each kind per core, so that all cores work; fewer if a piece would get smaller than
-LEAST_PIECE_BYTES, since Ray sends small objects through the driver."""
+MIN_PIECE_BYTES, since Ray sends small objects through the driver."""
 MAX_GROUPS = 1024
 """Maximum groups, then they get larger: the driver keeps about a KB for each piece."""
 WRITES_PER_CORE = 2
@@ -96,8 +96,8 @@ def require_room(total: int, memory: int, folder: str) -> None:
 
 def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:
     """Bytes of rows per write task and per split task, for `total` bytes in files of `file_bytes`."""
-    group_bytes = max(1, total // MAX_GROUPS, min(file_bytes, total // (TASKS_AT_LEAST * cores)))
-    return group_bytes, max(group_bytes, LEAST_PIECE_BYTES * -(-total // group_bytes))
+    group_bytes = max(1, total // MAX_GROUPS, min(file_bytes, total // (MIN_TASKS_PER_CORE * cores)))
+    return group_bytes, max(group_bytes, MIN_PIECE_BYTES * -(-total // group_bytes))
 
 
 def _split_all(

@@ -41,7 +41,7 @@ class EncodeImages:
 
 
 class EncodeTexts:
-    """Captions -> each row's unpadded tokens (`texts.stored_tokens`), and pooled_NP float16 if there is a pooled vector.
+    """Captions -> each row's unpadded tokens (`texts.stored_tokens`), and pooled_NP float16 if the encoder pools.
 
     If rows store ids (`data.text.stored`), the tokens are ids, and the pooled ones are ids for the pooled vector's
     own encoder.

@@ -158,7 +158,7 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
         if numbered is None:
             raise DataError(
                 f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other"
-                " classes at each; begin the run again and name them with data.class_names"
+                " classes at each; begin a new run, and name them with data.class_names"
             )
         classes = numbered = None  # all owners have agreed on the meaning of numbers: they are labels
     rows = min(chunk_rows, listing.chunk_rows or chunk_rows)
