@@ -50,7 +50,9 @@ class Side:
         self.run.require(artifact)
         plan = chunks.begun()
         if plan is None:
-            raise CorruptArtifact(f"{chunks.url}: keeps no samples, as an older version's", self.run.remake(artifact))
+            raise CorruptArtifact(
+                f"{chunks.url}: keeps no samples: an older version made it", self.run.remake(artifact)
+            )
         records = chunks.records(chunks.finished_keys())
         chunks.require_complete(plan, records)
         return [CandidateSamples(chunks, plan, records, row["model"]) for row in self.metrics["models"]]

@@ -50,7 +50,7 @@ class FeatureNet(nn.Module):
 
 @dataclass(frozen=True)
 class Seen:
-    """How the networks see images: features (float64), and the classifier's likeliest class (int64)."""
+    """Images as the networks see them: features (float64), and the classifier's likeliest class (int64)."""
 
     features_ND: np.ndarray
     class_N: np.ndarray

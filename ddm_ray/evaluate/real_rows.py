@@ -53,7 +53,7 @@ class RealRows:
             _rows(run, here, HELDOUT, with_texts=True, device=device),
         )
         if len(train) < 2:
-            where = f"; those of clusters {elsewhere} are at their owners'" if elsewhere else ""
+            where = f"; only their owners have those of clusters {elsewhere}" if elsewhere else ""
             raise DataError(f"{len(train)} training rows in the run's shards{where}: an evaluation needs 2 or more")
         shown = train
         if run.config.data.text is not None:

@@ -89,10 +89,10 @@ def findings(metrics: dict[str, Any]) -> list[str]:
                 f"{row['model']} was sampled with {', '.join(f'{key} {value}' for key, value in other.items())}."
             )
     if milestones := metrics.get("milestones"):
-        lines.append(f"By weights of models on their way: {milestones_in_words(milestones)}.")
+        lines.append(f"Models that were still training, measured by a milestone: {milestones_in_words(milestones)}.")
     if elsewhere := metrics.get("rows_elsewhere"):
         lines.append(
-            f"Real rows are those that are here: clusters {', '.join(map(str, elsewhere))} are at their owners'."
+            f"Only their owners have the real rows of clusters {', '.join(map(str, elsewhere))}: they are left out."
         )
     lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
     lines += [f"Pictures: {credit}" for credit in [metrics.get("credit")] if credit]
@@ -155,7 +155,7 @@ def _compared(metrics: dict[str, Any], subject: str, row: dict[str, Any], other:
 def difference_words(difference: dict[str, Any]) -> str:
     """Describe a `Difference`: its size, and whether other samples of the same models might reverse it."""
     low, high = difference["low"], difference["high"]
-    verdict = "which other seeds might turn round" if low <= 0 <= high else "more than the luck of the seeds"
+    verdict = "which other seeds might reverse" if low <= 0 <= high else "more than the luck of the seeds"
     return f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} (95%), {verdict}"
 
 

@@ -83,8 +83,8 @@ def _confusion_note(confusion: list[list[int]]) -> str:
     worst = share_KK[true, likeliest]
     mistake = f" The most frequent mistake: cluster {true}, taken for {likeliest} in {worst:.0%}." if worst > 0 else ""
     return (
-        "Of 100 noised held-out rows of a cluster (line), how many the router takes for each cluster (column), at all"
-        f" t alike. On the diagonal it is right.{mistake}"
+        "Of 100 noised held-out rows of a cluster (line), how many the router takes for each cluster (column), with t"
+        f" uniform in [0, 1]. On the diagonal it is right.{mistake}"
     )
 
 

@@ -38,7 +38,7 @@ def test_sentences_follow_the_numbers(metrics: dict[str, Any]) -> None:
     lowest, compared, missing, caution = findings(with_distances(metrics, monolith=2.0, once=1.5, full=3.0))
     assert lowest == "Lowest Fréchet distance: once (1.5)."
     assert "once, is 25% below the monolith's 2; the difference is -0.5," in compared
-    assert "between -1.2 and +0.25 (95%), which other seeds might turn round." in compared
+    assert "between -1.2 and +0.25 (95%), which other seeds might reverse." in compared
     assert missing == "Not measured: student (it isn't trained)." and "one seed" in caution
     lowest, compared, *_ = findings(with_distances(metrics, monolith=2.0, once=4.0, full=3.0))
     assert lowest == "Lowest Fréchet distance: monolith (2)."

@@ -58,7 +58,7 @@ class VerifiedFile:
 
     @contextmanager
     def opened(self) -> Iterator[str]:
-        """As `open`, but yields a path, for libraries that copy less when they open a file themselves."""
+        """Open the file as `open` does, and yield its path, for libraries that copy less when they open it themselves."""
         with self.open() as file:
             yield f"/dev/fd/{file.fileno()}"
 
@@ -68,7 +68,7 @@ class VerifiedFile:
             pass
 
     def verify_once(self, notes: Path) -> None:
-        """As `verify`, but doesn't read a file either if `notes` say that another process of this user verified it.
+        """Verify as `verify` does, without reading if `notes` say that another process of this user verified the file.
 
         Of concurrent processes, one reads the file. Files of other users, and files on other machines, are never noted:
         their owners could forge every sign of a change. Raises as `open`.

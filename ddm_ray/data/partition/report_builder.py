@@ -145,7 +145,7 @@ class ReportBuilder:
         return tuple(float(np.percentile(values, FAR)) if len(values) else None for values in by_cluster)
 
     def _fit(self) -> tuple[ClusterFit, ...]:
-        """How well each cluster's appended rows fit; empty if no rows were appended, or they can't be compared."""
+        """The fit of each cluster's appended rows; empty if no rows were appended, or they can't be compared."""
         return tuple(
             ClusterFit(rows=int(rows), far=None if limit is None else int(far))
             for rows, far, limit in zip(self._rows_K, self._far_rows_K, self._far_K, strict=bool(self._far_K))

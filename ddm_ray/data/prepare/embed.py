@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddm_ray.data.prepare.encode import EncodeImages, EncodeTexts
 
 MANY_ROWS = 8
-"""If a network gives no finite numbers for a whole chunk of at least this many rows, the network is to blame."""
+"""Minimum rows of a chunk to blame a network that gives finite numbers for none of them."""
 OVERFLOWS = ", or more than float16 holds,"
 
 

@@ -188,7 +188,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         except ValidationError:
             raise CorruptArtifact(f"{where}: is the record of something else", self.remake(key)) from None
         if record.key != key:
-            raise CorruptArtifact(f"{where}: is another's", self.remake(key))
+            raise CorruptArtifact(f"{where}: is another chunk's", self.remake(key))
         return record
 
     def records(self, keys: Iterable[ChunkKey]) -> list[RecordT]:

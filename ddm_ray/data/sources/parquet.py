@@ -64,7 +64,7 @@ class Parquet(Format):
                 image, condition = _columns(file.schema_arrow, conditions, where)
                 named = _class_names(file.schema_arrow, condition)
                 if None not in (named, conditions.numbered) and named != conditions.numbered:
-                    raise DataError(f"{where}: numbers its classes otherwise than the first file; make them agree")
+                    raise DataError(f"{where}: numbers its classes differently from the first file; make them agree")
                 _check_counts(file.metadata, where)
                 chunk_rows = min(source.chunk_rows, _rows_that_fill(file.metadata))
             unread = () if source.by_values else skip
