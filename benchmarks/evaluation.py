@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from claims import Claim, Report, interleaved, measuring, median_and_spread  # noqa: E402
 
 from ddm_ray.data.sharded.serial import SideBySide  # noqa: E402
-from ddm_ray.data.sharded.stage import ShareTold, make_chunks  # noqa: E402
+from ddm_ray.data.sharded.stage import ShareReporter, make_chunks  # noqa: E402
 from ddm_ray.data.sharded.work import read_whole  # noqa: E402
 from ddm_ray.evaluate.candidates import Lineup  # noqa: E402
 from ddm_ray.evaluate.real_rows import prompts_of  # noqa: E402
@@ -139,7 +139,7 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
         chunks = SamplesStore(run, artifact, SamplesPlan, SamplesRecord)
         plan = chunks.plan(lambda: SamplesPlan(portions([once], labels), tuple(identity.inputs)))
         maker = MakeSamples(chunks, identity, "cpu", lineup)
-        observer = ShareTold[SamplesRecord](plan.units, lambda *_: None, "sampling")
+        observer = ShareReporter[SamplesRecord](plan.units, lambda *_: None, "sampling")
         make_chunks(chunks, plan, SideBySide(1), read_whole, maker, observer)
 
     with one_thread():

@@ -49,7 +49,7 @@ def compare(
       ddm compare runs/k8 --features '{kind: timm, model: vit_small_patch14_dinov2.lvd142m}'
     """
     from ddm_ray.evaluate.compare import compare as compared
-    from ddm_ray.evaluate.compare_report import print_table, render
+    from ddm_ray.evaluate.compare_report import comparison_table, render_comparison
 
     for path in filter(None, (output, as_json)):
         if Path(path).is_dir():
@@ -62,9 +62,9 @@ def compare(
         comparison = compared(
             evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos), features=network
         )
-    for text in print_table(comparison).split("\n"):
+    for text in comparison_table(comparison).split("\n"):
         say(text)
-    Path(output).write_text(render(comparison))
+    Path(output).write_text(render_comparison(comparison))
     say(output)
     if as_json:
         Path(as_json).write_text(json.dumps(comparison.as_json(), indent=1) + "\n")

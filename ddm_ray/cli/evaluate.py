@@ -86,12 +86,12 @@ def _is_finished(run: Any, artifact: Artifact) -> bool:
 
 def show_evaluation(run: Any, name: str) -> None:
     """Print the table of a finished evaluation, what to know of it, and where its files are."""
-    from ddm_ray.evaluate.report import print_table
+    from ddm_ray.evaluate.report import report_table
     from ddm_ray.evaluate.run import read_metrics
     from ddm_ray.run.graph import evaluation
 
     metrics = read_metrics(run, name)
-    for text in print_table(metrics).split("\n"):
+    for text in report_table(metrics).split("\n"):
         say(text)
     if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")

@@ -1,9 +1,9 @@
-"""Images -> rows -> shards -> batches: the stages `prepare` and `partition`, and what training loads."""
+"""Images -> rows -> shards -> batches: the stages `prepare` and `partition`, and the loading of rows for training."""
 
 from collections.abc import Callable
 
 OnProgress = Callable[[float, str], None]
-"""Called by a stage with the share that is done, 0 to 1, and a short note on what comes now."""
+"""A stage calls it with the share that is done, 0 to 1, and a short note on the next step."""
 
 
 def no_progress(fraction: float, note: str) -> None:
@@ -11,6 +11,6 @@ def no_progress(fraction: float, note: str) -> None:
 
 
 def phase(on_progress: OnProgress, begin: float, end: float, name: str = "") -> OnProgress:
-    """Progress of a part of a stage: shares from `begin` to `end` of the whole, notes after its name, if it has one."""
+    """Progress of a part of a stage: maps its shares to `begin` to `end` of the whole, prefixes notes by `name`."""
     before = f"{name}: " if name else ""
     return lambda share, note: on_progress(begin + (end - begin) * share, before + note)

@@ -1,4 +1,4 @@
-"""Appending: a run on the rows of another one and on those of new files, whose trainings begin with its weights."""
+"""Append new files to a run: begin a run on its rows and on the new ones, with its weights as initial weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from ddm_ray.sampling.initial_weights import create_run, require_initial_weights
 
 @dataclass(frozen=True)
 class Appending:
-    """A run that appends files to another one's, and the files."""
+    """The run that appends files to another run's, and the plan of these files."""
 
     run: Run
     new: NewFiles
 
 
 def append(run: Run, steps: Mapping[Part, int], source: str | None = None, chunk_rows: int | None = None) -> Appending:
-    """Begin a run below `run` on its rows and on those of files that its source has since, or that `source` has.
+    """Begin a run that trains on the rows of `run`, and on rows of files that are new in its source or in `source`.
 
-    Its trainings begin with the weights of `run`, and are of so many `steps`, or of as many as before. Nothing of `run`
-    is written. The same files and steps again name the same run, and finish what a killed call began. `chunk_rows`: as
-    of `prepare`. Raises MissingArtifact where `run` has no partition, or a network of its mixture isn't trained;
-    DataError where no file is new, or as `list_new`; ConfigError, CorruptArtifact, DriftError, StorageError.
+    Its jobs start from the weights of `run`, and train for so many `steps`, or for as many as before. Nothing is
+    written to `run`. A call with the same files and steps names the same run, and finishes what a killed call began.
+    `chunk_rows`: see `prepare`. Raises MissingArtifact if `run` has no partition, or a network of its mixture isn't
+    trained; DataError if no file is new, and as `list_new`; ConfigError, CorruptArtifact, DriftError, StorageError.
     """
     if run.config.partition.given:
         raise ConfigError(
-            f"{run.url}: its shards are given, each by an owner of images: an owner who has more begins a run of them"
+            f"{run.url}: its shards are given, each by an owner of images; an owner with more begins a run of them"
         )
     for artifact in (ROWS, PARTITION, *([CENTROIDS] if run.config.partition.by_kmeans else [])):
         run.require(artifact)
@@ -43,7 +43,7 @@ def append(run: Run, steps: Mapping[Part, int], source: str | None = None, chunk
         since = f"; {len(new.changed)} have changed, which stay as they were" if new.changed else ""
         raise DataError(f"source {name}: has no file that isn't in {run.url} already{since}; nothing to append")
     base = absolute_name(run.url)
-    require_initial_weights(continued(run.config, steps, base, name))  # refused before anything is written
+    require_initial_weights(continued(run.config, steps, base, name))  # raises before anything is written
     added = Appended(source=name, files=len(new.files), listing=new.listing)
     extension = Extension(steps=dict(steps), inherits=(), appends=added)
     url = place_of(run, extension)

@@ -1,4 +1,4 @@
-"""Some columns of a parquet file of an artifact, without reading the others where these are most of its bytes."""
+"""Read some columns of a parquet file of an artifact, without the others if these are most of its bytes."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from ddm_ray.run.run import Run
 
 FOOTER_BYTES = 2**16
 WHOLE_BYTES = 2**20
-"""Files up to this size are read whole: asking several times takes longer."""
+"""Files up to this size are read whole: several requests would take longer."""
 WORTH = 0.5
-"""Share of a file's bytes that columns may have to be read by themselves."""
+"""Columns are read by themselves if they are at most this share of the file's bytes."""
 
 
 def read_columns(run: Run, artifact: Artifact, name: str, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
-    """These columns of a finished artifact's file, verified by the checksums of their pages, or with the whole file.
+    """These columns of a finished artifact's file, verified by their pages' checksums or with the whole file.
 
     Raises CorruptArtifact naming the file.
     """
@@ -30,9 +30,9 @@ def read_columns(run: Run, artifact: Artifact, name: str, manifest: Manifest, co
 
 
 def _columns_alone(run: Run, key: str, size: int, columns: Sequence[str]) -> pa.Table | None:
-    """The columns, by their own bytes. None where that isn't worth it, pages have no checksum, or anything is wrong.
+    """The columns, read by themselves. None if that isn't worth it, pages lack checksums, or anything is wrong.
 
-    Who reads the whole file then says what is wrong.
+    The caller then reads the whole file, which reports what is wrong.
     """
     if size <= WHOLE_BYTES:
         return None
@@ -43,7 +43,7 @@ def _columns_alone(run: Run, key: str, size: int, columns: Sequence[str]) -> pa.
             return None
         if sum(map(len, spans)) > WORTH * size:
             return None
-        file = np.zeros(size, np.uint8)  # no memory is taken where nothing is written
+        file = np.zeros(size, np.uint8)  # pages that are never written take no memory
         for span, data in zip((footer, *spans), (end, *run.store.read_parts(key, spans)), strict=True):
             file[span.start : span.stop] = np.frombuffer(data, np.uint8)
         return pq.read_table(pa.BufferReader(file), columns=list(columns), page_checksum_verification=True)
@@ -52,7 +52,7 @@ def _columns_alone(run: Run, key: str, size: int, columns: Sequence[str]) -> pa.
 
 
 def _spans(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[range] | None:
-    """The bytes of columns, side by side joined; None for a file whose pages have no checksums."""
+    """The byte ranges of columns, adjacent ones merged; None if the file's pages have no checksums."""
     if CHECKED_PAGES not in (metadata.metadata or {}):
         return None
     spans: list[range] = []

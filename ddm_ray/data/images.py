@@ -1,4 +1,4 @@
-"""Encoded images to pixels and back; a line of reason for files that can't be decoded. H x W pixels, C channels."""
+"""Decode images to pixels and encode pixels; one-line reasons for files that can't be decoded. H, W, C channels."""
 
 import io
 import math
@@ -16,9 +16,9 @@ from ddm_ray.core.names import FitName
 from ddm_ray.pictures.png import to_png
 from ddm_ray.spelling import one_line
 
-# By content, whatever a file is called. Not all that Pillow knows: one of its plug-ins starts another program.
+# Recognised by content, whatever the file's name. A subset of Pillow's: one of its plug-ins starts another program.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
-# By which they are found in a source: all that Pillow calls these formats.
+# File names of images in a source: all extensions that Pillow has for these formats.
 EXTENSIONS = (
     frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "tif", "tiff", "avif", "avifs"})
     | frozenset({"ppm", "pgm", "pbm", "pnm", "pfm"})
@@ -26,11 +26,11 @@ EXTENSIONS = (
 )
 MODES = {1: "L", 3: "RGB"}
 FITS: tuple[FitName, ...] = get_args(FitName)
-"""Ways in which an image of other proportions is made to fit."""
+"""Ways to make an image of other proportions fit."""
 MAX_PIXELS = 89_478_485
-"""Maximum pixels of an image: where Pillow begins to warn of a decompression bomb."""
+"""Maximum pixels of an image: the limit above which Pillow warns of a decompression bomb."""
 MAX_SCANS = 100
-"""Maximum scans of a JPEG, each of which is a pass over all of its pixels; encoders write up to a dozen."""
+"""Maximum scans of a JPEG. Each is a pass over all of its pixels; encoders write up to a dozen."""
 DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -39,7 +39,7 @@ DECODER_ERRORS = (
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
-    # Raised for damaged headers by one or another of Pillow's plug-ins.
+    # Some of Pillow's plug-ins raise these for damaged headers.
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -61,10 +61,10 @@ _UPRIGHT = {
 }
 _SIDEWAYS = {5, 6, 7, 8}
 _MAX_LETTERS = 200
-# Pixels from which on an image is converted and shrunk in bands, and those of a band.
+# Images of more than _LARGE pixels are converted and shrunk in bands of _BAND pixels.
 _LARGE, _BAND = 2**24, 2**21
 _SCAN = b"\xff\xda"
-# Neither a byte of pixels that is escaped, nor a mark to resume at.
+# Excludes stuffed bytes of pixels (ff 00) and restart markers.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END = b"\xff\xd9"
 
@@ -72,12 +72,12 @@ _END = b"\xff\xd9"
 def decode(
     encoded: bytes | None, shape: tuple[int, int, int], shrink: bool = True, fit: FitName = "crop"
 ) -> np.ndarray:
-    """pixels_HWC uint8 of `shape` (C, H, W): the first frame, upright, over white, resized.
+    """Decode the first frame, upright and over white, and resize it: pixels_HWC uint8 of `shape` (C, H, W).
 
-    `fit`: of an image of other proportions its centre, all of it between black bars, or all of it distorted. Pixels of
-    an image that has the size already are untouched. With `shrink` a JPEG, or an image of more than 2^24 pixels, is
-    first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends early, for more
-    than MAX_PIXELS and for more than MAX_SCANS; `rejection` puts it into a line.
+    `fit`: keep the centre of an image of other proportions (crop), all of it between black bars (pad), or all of it
+    distorted. An image that already has the size keeps its pixels. With `shrink`, a JPEG or an image of more than
+    2^24 pixels is first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends
+    early, and for more than MAX_PIXELS or MAX_SCANS; `rejection` turns it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
@@ -86,7 +86,7 @@ def decode(
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
         if opened.width * opened.height > MAX_PIXELS:
             raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels are more than {MAX_PIXELS}")
-        extent: Sequence[float] | None = None  # if it isn't the number of pixels
+        extent: Sequence[float] | None = None  # the exact size, if it isn't the number of pixels
         if isinstance(opened, JpegImageFile):
             _check_scans(encoded)
             drafted = opened.draft(None, (2 * max(width, height),) * 2) if shrink else None
@@ -114,9 +114,9 @@ def decode(
 
 
 def rejection(error: BaseException) -> str:
-    """One line on why an image can't be used, the same every time."""
+    """One line on why an image can't be used; the same error gives the same line."""
     if isinstance(error, UnidentifiedImageError):
-        text = "not an image of a known format"  # Pillow's own message has a memory address in it
+        text = "not an image of a known format"  # Pillow's message contains a memory address
     else:
         text = one_line(re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "the file", str(error)))
     text = text.encode("utf-8", "backslashreplace").decode()
@@ -145,7 +145,7 @@ def _check_scans(encoded: bytes) -> None:
     """Raises ValueError for a JPEG of more than MAX_SCANS."""
     if encoded.count(_SCAN) <= MAX_SCANS:
         return
-    # Some are no scans but bytes of metadata, or of a film that follows the picture.
+    # Some aren't scans, but bytes of metadata, or of a video that follows the picture.
     scans, place = 0, 0
     while (match := _MARKER.search(encoded, place)) and match[0] != _END:
         scans += match[0] == _SCAN
@@ -162,12 +162,12 @@ def _centre(extent: Sequence[float], size: tuple[int, int]) -> tuple[float, floa
 
 
 def _box(extent: Sequence[float], size: tuple[int, int], fit: FitName) -> tuple[float, float, float, float]:
-    """The part of an image of this width and height that is shown."""
+    """The part that is shown of an image of this width and height."""
     return _centre(extent, size) if fit == "crop" else (0.0, 0.0, extent[0], extent[1])
 
 
 def _inner(extent: Sequence[float], size: tuple[int, int], fit: FitName) -> tuple[int, int]:
-    """The size of what is shown of an image of this width and height, without bars."""
+    """The size to which the shown part is resized, without bars."""
     if fit != "pad":
         return size
     scale = min(side / length for length, side in zip(extent, size, strict=True))
@@ -176,9 +176,9 @@ def _inner(extent: Sequence[float], size: tuple[int, int], fit: FitName) -> tupl
 
 
 def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[int, int], fit: FitName) -> Image.Image:
-    """The part of a loaded image of many pixels that is shown, in mode L or RGB, resized; `extent`: its exact size.
+    """The shown part of a large loaded image, in mode L or RGB, resized. `extent`: the image's exact size.
 
-    Its pixels exist a second time in bands alone, each of which is averaged down to no less than twice the size.
+    Only one band of its pixels is converted at a time, and averaged down to no less than twice the size.
     """
     (left, top, right, bottom), inner = _box(extent, size, fit), _inner(extent, size, fit)
     factor = max(1, int(min((right - left) / inner[0], (bottom - top) / inner[1]) / 2))
@@ -193,7 +193,7 @@ def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[
 
 
 def _plain(image: Image.Image, mode: str, form: str | None) -> Image.Image:
-    """A loaded image, or a part of one, of a file of format `form`, in mode L or RGB."""
+    """A loaded image, or a part of one, in mode L or RGB. `form`: the format of its file."""
     if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM")):
         # Pillow's own conversion to 8 bits clips instead of scaling.
         scaled = np.rint(np.asarray(image).astype(np.float32).clip(0, 65535) / 257)
@@ -211,5 +211,5 @@ def _orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except DECODER_ERRORS:
-        return 1  # the pixels are whole, their EXIF block isn't
+        return 1  # the EXIF block is damaged, but the pixels are whole
     return orientation if isinstance(orientation, int) else 1

@@ -1,4 +1,4 @@
-"""Reading ahead of whoever uses what is read."""
+"""Read items ahead of their use."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def read_ahead(read: Callable[[Item], Result], items: Iterable[Item], ahead: int) -> Iterator[Result]:
-    """`read` of each item, in order; while one is used, at most `ahead` more are being read, each in a thread."""
+    """Yield `read` of each item, in order. While one is used, up to `ahead` more are read, each in its own thread."""
     todo = iter(items)
     with ThreadPoolExecutor(ahead) as pool:
         pending = deque[Future[Result]](pool.submit(read, item) for item in islice(todo, ahead))

@@ -1,4 +1,4 @@
-"""The commonest reasons why rows can't be used."""
+"""The most common reasons why rows can't be used."""
 
 import re
 from collections import Counter
@@ -7,14 +7,14 @@ from typing import Any
 
 MAX_REASONS = 10
 CUT = "tar ends early or is damaged"
-"""Begins the reason of a row that stands for all that such a file has lost."""
+"""Start of the reason of a row that represents everything lost from such a file."""
 
 
 def commonest(rejected: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """{id, reason, rows} of CUT and the commonest reasons, MAX_REASONS in all.
+    """{id, reason, rows} of CUT and the most common reasons, MAX_REASONS in total.
 
-    Reasons that differ in numbers or quoted words alone are one, in the words of the first. `rejected`: {id, reason}
-    of one row each, or results of this function.
+    Reasons that differ only in numbers or quoted words count as one, in the wording of the first. `rejected`:
+    {id, reason} of one row each, or results of this function.
     """
     rows: Counter[str] = Counter()
     first: dict[str, Mapping[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""The parquet schemas that tie the stages: a row, a shard's row; and arrays as columns of them.
+"""The parquet schemas that connect the stages (a row, a shard's row), and arrays as columns of them.
 
 N rows, C channels, H x W pixels, D dimensions of an embedding, L tokens of E channels.
 """
@@ -15,11 +15,11 @@ from ddm_ray.config import DataConfig
 from ddm_ray.errors import CorruptArtifact
 
 DUPLICATES = "duplicates.parquet"
-"""Of an artifact of rows: the ids that are left out, where equal images are dropped."""
+"""File of an artifact of rows: the ids of rows that are dropped as duplicates."""
 CHECKED_PAGES = b"ddm-ray.checked_pages"
-"""Metadata of a parquet file whose pages all have a checksum, so that some columns can be verified by themselves."""
+"""Metadata key of a parquet file with a checksum on every page, so that single columns can be verified."""
 MIRRORED = "mirrored"
-"""Column of the latents of a row's mirror image."""
+"""Column with the latents of a row's mirror image."""
 TRAIN = "train"
 HELDOUT = "heldout"
 EMBEDDING = np.dtype("<f4")
@@ -28,18 +28,18 @@ IDS = np.dtype("<u4")
 
 
 def data_dtype(config: DataConfig) -> np.dtype:
-    """Of the column `data`: pixels as they were decoded, uint8 (exact); latents rounded to float16."""
+    """Type of the column `data`: decoded pixels, uint8 (exact); or latents rounded to float16."""
     return np.dtype("u1") if config.latents is None else np.dtype("<f2")
 
 
 def shard_schema(config: DataConfig) -> pa.Schema:
-    """Columns of a row for its expert: `data`, and its `label` or the `text_tokens` that count and `text_pooled`.
+    """Columns of a row for its expert: `data`, and its `label`, or the unpadded `text_tokens` and `text_pooled`.
 
-    These are encoded, or ids; of ids there are others for the pooled vector only where that has an encoder of its own.
+    Texts are stored encoded or as ids. As ids, `text_pooled` exists only if the pooled vector has its own encoder.
 
-    `data` are pixels with the margin of their crops; or latents, beside which may be those of the mirror image. Arrays
-    are their bytes (little-endian, C order), for parquet's own lists are read many times slower. A row's cluster and
-    split are those of its shard and file.
+    `data` are pixels with the margin for crops; or latents, with a column for those of the mirror image if both are
+    stored. Arrays are stored as bytes (little-endian, C order), since parquet's own lists are read many times slower.
+    A row's cluster and split are those of its shard and file.
     """
     fields = [("id", pa.string()), ("data", _array(config.stored_shape, data_dtype(config)))]
     if config.stores_mirrored:
@@ -56,19 +56,19 @@ def shard_schema(config: DataConfig) -> pa.Schema:
 
 
 def shard_file_schema(config: DataConfig) -> pa.Schema:
-    """Columns of a shard's files: those of `shard_schema`, and the caption `text` where rows have one.
+    """Columns of a shard's files: those of `shard_schema`, and the caption `text` if rows have one.
 
-    Training reads no caption, evaluations do.
+    Evaluations read captions, training doesn't.
     """
     schema = shard_schema(config)
     return schema if config.text is None else schema.append(pa.field("text", pa.string()))
 
 
 def rows_schema(config: DataConfig, embedding_dim: int) -> pa.Schema:
-    """A row of the artifact `rows`: the shard's columns, and what the partition and its report look at.
+    """A row of the artifact `rows`: the shard's columns, and those that the partition and its report need.
 
-    `content_hash` is the encoded file's SHA-256 in hex, `split` TRAIN or HELDOUT; `embedding` is left out if it has no
-    dimension; `thumbnail` is a JPEG of rows whose `data` are latents, `text` the caption of rows that have one.
+    `content_hash` is the encoded file's SHA-256 in hex, `split` TRAIN or HELDOUT. `embedding` is left out if it has no
+    dimensions. `thumbnail` is a JPEG, for rows of latents; `text` is the caption, for rows that have one.
     """
     schema = shard_schema(config)
     schema = schema.append(pa.field("content_hash", pa.string())).append(pa.field("split", pa.string()))
@@ -86,14 +86,14 @@ def _array(shape: tuple[int, ...], dtype: np.dtype) -> pa.DataType:
 
 
 def column(values: np.ndarray, dtype: np.dtype) -> pa.FixedSizeBinaryArray:
-    """A column of arrays from one array (N, ...)."""
+    """Convert an array (N, ...) to a column of arrays."""
     values = np.ascontiguousarray(values, dtype)
     width = int(np.prod(values.shape[1:])) * dtype.itemsize
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, pa.py_buffer(values)])
 
 
 def array(column: pa.ChunkedArray | pa.Array, dtype: np.dtype, shape: tuple[int, ...] = (-1,)) -> np.ndarray:
-    """A column of arrays as one array (N, *shape), read-only where it can be without a copy."""
+    """Convert a column of arrays to one array (N, *shape). It is read-only if no copy was needed."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     width = column.type.byte_width
     parts = []
@@ -114,12 +114,12 @@ def embeddings(table: pa.Table) -> np.ndarray:
 
 
 def stored_images(table: pa.Table, config: DataConfig) -> np.ndarray:
-    """The column `data` as it is stored, NCHW, without the margin of crops."""
+    """The column `data` as it is stored, NCHW, without the margin for crops."""
     return middle(array(table["data"], data_dtype(config), config.stored_shape), config.crop_margin)
 
 
 def middle(data_NCHW: np.ndarray, margin: int) -> np.ndarray:
-    """The middle of images, `margin` pixels smaller along each side; a view."""
+    """The centre of images, `margin` pixels smaller in each dimension; a view."""
     height, width = (side - margin for side in data_NCHW.shape[-2:])
     first = margin // 2
     return data_NCHW[..., first : first + height, first : first + width]
@@ -131,14 +131,14 @@ def images(table: pa.Table, config: DataConfig) -> np.ndarray:
 
 
 def trains(table: pa.Table) -> np.ndarray:
-    """train_N bool: which rows are trained on, by their split."""
+    """train_N bool: True for rows of the training split."""
     train_N: np.ndarray = pc.equal(table["split"], TRAIN).to_numpy()
     return train_N
 
 
 def as_modelled(data_NCHW: np.ndarray) -> np.ndarray:
     """Stored pixels (uint8) or latents (float16) as float32, pixels in [-1, 1]."""
-    import torch  # many times faster than numpy at float16; not for those who only read rows
+    import torch  # many times faster than numpy at float16; imported here, since reading rows doesn't need it
 
     stored_NCHW = torch.from_numpy(data_NCHW) if data_NCHW.flags.writeable else torch.tensor(data_NCHW)
     modelled_NCHW = stored_NCHW.float()
@@ -148,7 +148,7 @@ def as_modelled(data_NCHW: np.ndarray) -> np.ndarray:
 
 
 def to_parquet(table: pa.Table, row_group_rows: int | None = None) -> bytes:
-    """One parquet file, uncompressed; equal tables give equal bytes."""
+    """One uncompressed parquet file. Equal tables give equal bytes."""
     buffer = io.BytesIO()
     arrays = [field.name for field in table.schema if field.type not in (pa.string(), pa.int64())]
     form: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}

@@ -1,4 +1,4 @@
-"""Folders for this user alone on a local disk, and for what a stage makes on its way; the next removes killed ones'."""
+"""Folders on a local disk: private ones, and temporary ones, which the next process removes after a kill."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ from ddm_ray.remedies import Give
 from ddm_ray.store.disk import locked
 from ddm_ray.store.refusals import as_storage_error
 
-# Locks of a folder that hosts share may not be: each removes its own leftovers alone.
+# Locks may not work across hosts that share a folder, so each host removes only its own leftovers.
 PREFIX = f"ddm-scratch-{platform.node()}-"
 OTHER_SCRATCH = Give("scratch", "choose another folder")
 OTHER_CACHE = "choose another folder with `cache`"
@@ -24,9 +24,9 @@ OTHER_CACHE = "choose another folder with `cache`"
 
 @contextmanager
 def scratch_folder(below: str | None) -> Iterator[Path]:
-    """A new folder, removed in the end; those that killed processes left there are removed first.
+    """A new folder, removed at the end. Folders left by killed processes are removed first.
 
-    `below`: an existing folder, none: the system's temporary one. Raises StorageError of one line.
+    `below`: an existing folder; None: the system's temporary one. Raises StorageError of one line.
     """
     where = Path(below or tempfile.gettempdir())
     for lock in where.glob(f"{PREFIX}*.lock"):
@@ -37,7 +37,7 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
     lock = where / f"{PREFIX}{uuid.uuid4().hex}.lock"
     with ExitStack() as held:
         with as_scratch_error(where):
-            # Locked before there is a folder, so that nobody takes it for one that was left.
+            # Locked before the folder exists, so that no process takes it for a leftover.
             held.enter_context(locked(lock, fcntl.LOCK_EX))
             held.callback(_remove, lock)
             lock.with_suffix("").mkdir(mode=0o700)
@@ -45,21 +45,21 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
 
 
 def as_scratch_error(folder: Path) -> AbstractContextManager[None]:
-    """Turn what the local disk refuses in a scratch folder into a StorageError that names it and the way out."""
+    """Turn local disk errors in a scratch folder into a StorageError that names the folder and the remedy."""
     return as_storage_error(folder, OTHER_SCRATCH)
 
 
 def _remove(lock: Path) -> None:
-    with suppress(OSError):  # the lock stays where the folder does, for the next to try
+    with suppress(OSError):  # if the folder can't be removed, its lock stays, so that the next process tries again
         if lock.with_suffix("").exists():
             shutil.rmtree(lock.with_suffix(""))
         lock.unlink(missing_ok=True)
 
 
 def own_folder(path: Path, shared: bool = False) -> None:
-    """Make a folder for this user alone, if it isn't there. Raises StorageError for a link, or for another's folder.
+    """Create a folder that only this user can access. Raises StorageError for a link, or another user's folder.
 
-    `shared`: it may be another's, by the user's choice. Raises OSError.
+    `shared`: the folder may belong to another user, by this user's choice. Raises OSError.
     """
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -74,7 +74,7 @@ def own_folder(path: Path, shared: bool = False) -> None:
 
 
 def close_to_others(path: Path) -> None:
-    """Take the rights to a file or folder of ours from other users; nothing is done to a link, or to another's."""
+    """Remove other users' permissions from a file or folder of ours. Links and other users' files stay unchanged."""
     state = path.lstat()
     if stat.S_IMODE(state.st_mode) & 0o077 and state.st_uid == os.geteuid() and not stat.S_ISLNK(state.st_mode):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

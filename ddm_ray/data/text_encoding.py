@@ -1,4 +1,4 @@
-"""Encoding of texts whose rows keep their tokens' ids (`data.text.stored`), by the run's own text encoder.
+"""Encodes texts that are stored as token ids (`data.text.stored`) with the run's own text encoder.
 
 Shapes: B rows, L tokens of E channels, P channels of a pooled text.
 """
@@ -19,24 +19,24 @@ from ddm_ray.run.info import ShardInfo
 from ddm_ray.run.run import Run
 
 FIRST = (None, "", "0")
-"""Values of LOCAL_RANK of a process that is alone, or the first of its machine."""
+"""Values of LOCAL_RANK in a single process, or in the first process of a machine."""
 ROWS = 64
-"""Rows that are encoded at a time where there are many."""
+"""Rows that are encoded at a time."""
 
 
 @dataclass(frozen=True)
 class StoredTexts:
-    """Conditions on the encoder's device, of what rows keep; `null`: the empty prompt's text, of dropped rows."""
+    """Encodes stored ids to conditions on the encoder's device. `null`: the empty prompt's text, for dropped rows."""
 
     encoder: TextEncoder
     null: Text
 
     @classmethod
     def of(cls, run: Run, shard: Artifact, device: torch.device | str) -> Self | None:
-        """The texts of a run's shards, by any one of them; None where rows keep features, or have no texts.
+        """The encoder for a run's shards, by any one of them; None if rows store features, or have no texts.
 
-        On a GPU the encoder computes in bf16. Raises as `TextEncoder.from_config`, DriftError for another encoder than
-        that whose ids the shard's rows keep: of a machine's ranks the first one looks.
+        On a GPU the encoder computes in bf16. Raises as `TextEncoder.from_config`, and DriftError if the shard's ids
+        are of another encoder. Only the first rank of a machine checks this.
         """
         config, null = run.config.data.text, null_text_of(run, shard)
         if config is None or null is None or config.stored == "features":
@@ -50,9 +50,9 @@ class StoredTexts:
         return cls(encoder.to(device, frozen_dtype(device)), null.to(device))
 
     def __call__(self, ids: TextIds) -> Text:
-        """The texts of ids that are on the CPU, float32; the null one where they are dropped.
+        """Encode ids that are on the CPU to float32 texts; dropped rows get the null text.
 
-        Raises CorruptArtifact for an id that the encoder hasn't.
+        Raises CorruptArtifact for an id that the encoder doesn't have.
         """
         self.require_known(ids)
         moved = ids.to(self.encoder.model.device, non_blocking=True)
@@ -60,7 +60,7 @@ class StoredTexts:
         return text if drop_B is None else with_null(text, drop_B, self.null)
 
     def require_known(self, ids: TextIds) -> None:
-        """Raise CorruptArtifact for ids, on the CPU, that the encoder hasn't, or that are more than it reads."""
+        """Raise CorruptArtifact for ids, on the CPU, that the encoder doesn't have, or for more ids than it reads."""
         for encoder, own in ((self.encoder, ids), (self.encoder.pooled, ids.pooled)):
             if own is None or encoder is None:
                 continue
@@ -76,7 +76,7 @@ class StoredTexts:
 
 
 def encoded(run: Run, shard: Artifact, ids: TextIds, device: str) -> Text:
-    """Some texts of a shard on the CPU, encoded on `device` a few at a time. Raises as StoredTexts."""
+    """Encode texts of a shard on `device`, a few at a time; the result is on the CPU. Raises as StoredTexts."""
     texts = StoredTexts.of(run, shard, device)
     assert texts is not None
     every = join([texts(ids[first : first + ROWS]).to("cpu") for first in range(0, len(ids), ROWS)])

@@ -1,4 +1,4 @@
-"""Texts as they are stored, encoded (float16) or as ids, only the tokens that count, and how they are read again.
+"""Texts as they are stored, encoded (float16) or as ids, without padding; and how they are read back.
 
 Shapes: N rows, L tokens, E and P channels of the tokens and of the pooled vector.
 """
@@ -15,30 +15,30 @@ from ddm_ray.data.schema import IDS, TEXT
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import null_text
 
-MOST_POOLED = 512
-"""Tokens at most that the encoder of a pooled vector reads: CLIP's reads 77."""
+MAX_POOLED = 512
+"""Maximum tokens that the encoder of a pooled vector reads: CLIP's reads 77."""
 
 
 def stored_tokens(text: Text) -> list[bytes]:
-    """Each row's tokens that count, float16; a value too large for it becomes infinite."""
+    """Each row's unpadded tokens, float16. A value that is too large becomes infinite."""
     tokens_NLE = text.tokens_BLE.to(torch.float16).cpu().numpy()
     mask_NL = text.mask_BL.cpu().numpy()
     return [tokens_LE[mask_L].astype(TEXT).tobytes() for tokens_LE, mask_L in zip(tokens_NLE, mask_NL, strict=True)]
 
 
 def stored_ids(ids: TextIds) -> list[bytes]:
-    """Each row's ids that count."""
+    """Each row's unpadded ids."""
     rows = zip(ids.ids_BL.numpy(), ids.mask_BL.numpy(), strict=True)
     return [ids_L[mask_L].astype(IDS).tobytes() for ids_L, mask_L in rows]
 
 
 def read_ids(tokens: Sequence[bytes], pooled: Sequence[bytes] | None, config: TextConfig) -> TextIds:
-    """Stored ids of the encoder, and of the pooled vector's where that is another; padded with 0, not to be counted.
+    """Stored ids of the encoder, and of the pooled vector's encoder if it is another; padded with masked zeros.
 
-    Raises CorruptArtifact if a row's bytes aren't ids, 1 to `config.tokens` of the encoder.
+    Raises CorruptArtifact if a row's bytes aren't 1 to `config.tokens` ids.
     """
     longest = max(map(len, pooled or ()), default=0) // IDS.itemsize
-    own = None if pooled is None else _padded(pooled, max(1, min(longest, MOST_POOLED)))
+    own = None if pooled is None else _padded(pooled, max(1, min(longest, MAX_POOLED)))
     return replace(_padded(tokens, config.tokens), pooled=own)
 
 
@@ -56,7 +56,7 @@ def _padded(tokens: Sequence[bytes], most: int) -> TextIds:
 
 
 def texts(tokens: Sequence[bytes], pooled: np.ndarray | None, config: TextConfig) -> Text:
-    """Stored tokens and pooled_NP as float32 conditions, each of `config.tokens` tokens: zeros beyond those that count.
+    """Stored tokens and pooled_NP as float32 conditions, zero-padded to `config.tokens` tokens.
 
     Raises CorruptArtifact if a row's bytes aren't 1 to `config.tokens` tokens of `config.dim` channels.
     """
@@ -78,28 +78,28 @@ def texts(tokens: Sequence[bytes], pooled: np.ndarray | None, config: TextConfig
 
 
 def no_texts(config: TextConfig) -> Text:
-    """Texts of no rows."""
+    """The texts of zero rows."""
     return texts([], None if config.pooled_dim is None else np.empty((0, config.pooled_dim), TEXT), config)
 
 
 def null_text_bytes(text: Text) -> bytes:
-    """The file of the empty prompt's text (models.null_text), stored as rows are: float16, the tokens that count."""
+    """The file of the empty prompt's text (models.null_text), in the form of stored rows: float16, unpadded."""
     tokens_1LE = text.tokens_BLE[:, text.mask_BL[0]].to(torch.float16)
     pooled_1P = None if text.pooled_BP is None else text.pooled_BP.to(torch.float16)
     return null_text.pack_null_text(Text(tokens_1LE, torch.ones(tokens_1LE.shape[:2], dtype=torch.bool), pooled_1P))
 
 
 def read_null_text(data: bytes, where: str, config: TextConfig | None = None) -> Text:
-    """The one row of `null_text_bytes`, float32; with `config` padded to its tokens, as `texts` does.
+    """Read the output of `null_text_bytes` as float32. With `config`, pad it to its tokens, as `texts` does.
 
-    Raises CorruptArtifact naming `where` if the file isn't whole or of other sizes than `config`'s.
+    Raises CorruptArtifact naming `where` if the file isn't complete, or has other sizes than `config`.
     """
     text = null_text.unpack_null_text(data, where)
     pooled_1P = None if text.pooled_BP is None else text.pooled_BP.float()
     if config is None:
         return Text(text.tokens_BLE.float(), text.mask_BL, pooled_1P)
     if config.pooled_dim is None:
-        pooled_1P = None  # rows of earlier versions have one of a CLIP whose run has none
+        pooled_1P = None  # earlier versions stored CLIP's vector even if the run has none
     _, num_tokens, width = text.tokens_BLE.shape
     pooled_dim = None if pooled_1P is None else pooled_1P.shape[1]
     if width != config.dim or num_tokens > config.tokens or pooled_dim != config.pooled_dim:

@@ -1,4 +1,4 @@
-"""Candidates of an evaluation: the mixture by each strategy, and the dense models that there are.
+"""Candidates of an evaluation: the mixture under each strategy, and the run's dense models.
 
 Shapes: N rows, CHW data, P pixels of a side.
 """
@@ -22,16 +22,16 @@ from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import ModelKind, Models, load_models, row_networks, settings_of
 
 DENSE: tuple[ModelKind, ...] = ("monolith", "student")
-"""Dense models, in the order in which they are shown."""
+"""Dense models, in the order in which tables show them."""
 DECODED_AT_ONCE = 8
 
 Decode = Callable[[Tensor], Tensor]
-"""Images (N, C, P, P), about [-1, 1], of data (N, C, H, W), on the CPU."""
+"""Maps data (N, C, H, W) to images (N, C, P, P), roughly in [-1, 1], on the CPU."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Models under settings, which make a line of the table; `cost`, in experts per velocity, weighs its progress."""
+    """A line of the table: models under settings. `cost`, in experts per velocity, is its weight in the progress."""
 
     name: str
     models: Models
@@ -39,11 +39,11 @@ class Candidate:
     cost: int
 
     def sample(self, request: SampleRequest) -> SampleResult:
-        """The request's images, under this one's settings."""
+        """The request's images under the candidate's settings."""
         return self.models.sample(self.request(request))
 
     def request(self, request: SampleRequest) -> SampleRequest:
-        """The request as this one is asked: a single network is known beforehand, no table or router says which."""
+        """The request for this candidate. A single network gets its index directly: no table or router is needed."""
         alone = self.models.info.num_experts == 1
         cluster_B = torch.zeros(len(request.seeds), dtype=torch.int64) if alone else None
         return replace(request, settings=self.settings, cluster_B=cluster_B)
@@ -51,7 +51,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Lineup:
-    """The mixture, dense models by their kind, the candidates, and words on what is missing by the artifact lacked."""
+    """The mixture, the dense models by kind, the candidates, and a text per missing artifact on what isn't measured."""
 
     mixture: Models
     denses: dict[ModelKind, Models]
@@ -67,9 +67,10 @@ class Lineup:
         device: str,
         milestones: Mapping[Artifact, Weights] | None = None,
     ) -> Self:
-        """Load what is among `trained`, the artifacts that there were when the evaluation was begun, and `milestones`.
+        """Load those of the `trained` artifacts and `milestones` that are candidates.
 
-        `old`: `outdated`. Raises MissingArtifact, CorruptArtifact, DriftError.
+        `trained`: artifacts that existed when the evaluation began. `old`: the result of `outdated`. Raises
+        MissingArtifact, CorruptArtifact, DriftError.
         """
         earlier = milestones or {}
         mixture = load_models(run, "mixture", device, milestones=earlier)
@@ -87,10 +88,10 @@ def _with_null(models: Models, null_text: Text | None) -> Models:
 
 
 def newest_milestones(run: Run, at: int | None = None) -> dict[Artifact, Weights]:
-    """The newest weights of all that still trains, of those that have published any; or those at a step, of all.
+    """The newest published weights of every job that is still training.
 
-    `at`: the most steps that they have had. Raises MissingArtifact for an expert that has published none so early,
-    DriftError, CorruptArtifact.
+    `at`: for all jobs, finished ones too, the newest weights after at most this many steps. Raises MissingArtifact
+    for an expert without weights that early, DriftError, CorruptArtifact.
     """
     jobs = [
         artifact for artifact in trained_of(run.config) if at is not None or not run.manifest(artifact, accepted=True)
@@ -106,7 +107,7 @@ def newest_milestones(run: Run, at: int | None = None) -> dict[Artifact, Weights
 
 
 def later_than(run: Run, at: int | None) -> dict[str, str]:
-    """Words on what isn't an expert, is finished, and has no weights of so few steps."""
+    """A text on each finished model, experts apart, that has no weights after at most `at` steps."""
     if at is None:
         return {}
     others = [artifact for artifact in trained_of(run.config) if artifact.kind != "expert"]
@@ -116,7 +117,7 @@ def later_than(run: Run, at: int | None) -> dict[str, str]:
 
 
 def outdated(run: Run) -> dict[str, str]:
-    """Words on the dense models that were made otherwise than this run wants them, as by other experts."""
+    """A text on each dense model that doesn't match this run's configuration or inputs, such as other experts."""
     words: dict[str, str] = {}
     for kind in DENSE:
         try:
@@ -139,7 +140,7 @@ def _candidates(run: Run, mixture: Models, denses: dict[ModelKind, Models]) -> t
 
 
 def _asks_router(strategy: str, mixture: Models) -> bool:
-    """True for all that isn't drawn once; and for that, too, where conditions are texts, which no table has."""
+    """True if a strategy needs the router: unless it draws once, and a table of classes gives the probabilities."""
     parsed = parse_strategy(strategy, mixture.info.num_experts)
     return parsed.when != "start" or mixture.info.num_classes is None
 
@@ -156,17 +157,20 @@ def _missing(run: Run, mixture: Models, denses: Collection[str]) -> dict[str, st
         counts = run.manifest(Artifact(kind), accepted=True) is not None
         reason = "it was finished after this had begun" if counts else "it isn't trained"
         if not counts and run.manifest(Artifact(kind)):
-            reason = "nobody has accepted it"
+            reason = "it hasn't been accepted"
         lacks[kind] = f"{kind} ({reason})"
     return lacks
 
 
 def decoder(run: Run, device: str) -> Decode:
-    """The run's way from data to images: none for pixels, its autoencoder for latents. Raises ConfigError."""
+    """The run's map from data to images: the identity for pixels, the autoencoder's decoder for latents.
+
+    Raises ConfigError.
+    """
     config = run.config.data.latents
     if config is None:
         return lambda data_NCHW: data_NCHW
-    from ddm_ray.models.latents import Latents  # diffusers, where it is needed
+    from ddm_ray.models.latents import Latents  # imports diffusers, which runs on pixels don't need
 
     latents = Latents.from_config(config, row_networks(run).get("autoencoder")).to(device)
 

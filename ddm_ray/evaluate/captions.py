@@ -1,4 +1,4 @@
-"""Captions: how images fit the texts that they were asked for, as CLIP sees both.
+"""CLIP score: how well images match their captions.
 
 Shapes: M images, P captions, CHW image, D dimensions.
 """
@@ -16,25 +16,25 @@ from ddm_ray.models.clip import Clip
 from ddm_ray.pictures.images import to_bytes, to_unit
 
 CLIP_SCALE = 100.0
-"""Factor on the cosine (Hessel et al. 2021, arXiv 2104.08718, has 2.5; tables of text-to-image models have 100)."""
+"""Factor on the cosine: Hessel et al. 2021 (arXiv 2104.08718) use 2.5, tables of text-to-image models 100."""
 
 
 @dataclass(frozen=True)
 class CaptionScore:
-    """CLIP and the unit vectors of the captions that may be asked for."""
+    """CLIP, and unit vectors of the captions that images are sampled for."""
 
     clip: Clip
     caption_PD: Tensor
 
     @classmethod
     def of(cls, clip: Clip, rows: RealRows) -> Self | None:
-        """By the captions of the rows shown; None where their shards, an older version's, keep none."""
+        """Use the captions of the shown rows. None if an older version wrote the shards: it kept no captions."""
         return None if rows.shown.captions is None else cls(clip, clip.texts(rows.shown.captions))
 
     def score(self, images: Iterable[Tensor], number_M: Tensor) -> dict[str, float]:
-        """Mean of `CLIP_SCALE` times the cosine, or 0 where that is below, and its standard error.
+        """Mean of `CLIP_SCALE` times the cosine, clipped at 0, and its standard error.
 
-        `images`: in [-1, 1], (B, C, H, W) of each part; `number_M`: those of their captions.
+        `images`: parts (B, C, H, W) in [-1, 1]. `number_M`: the index of each image's caption.
         """
         image_MD = torch.cat(
             [

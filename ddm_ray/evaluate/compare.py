@@ -1,6 +1,6 @@
-"""compare(sides): finished evaluations of several runs, measured anew by one reference, with intervals on differences.
+"""Compare finished evaluations of several runs: measure their images against one reference, with intervals.
 
-Nothing is sampled: the images are those that the evaluations left. Shapes: M images, CHW image, S shown ones.
+Samples nothing: it reads the images that the evaluations stored. Shapes: M images, CHW image, S shown ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ SHOWN_CLASSES, SHOWN_EACH = 10, 3
 
 @dataclass(frozen=True)
 class Side:
-    """One evaluation of a run, under the name that its lines have."""
+    """One evaluation of a run. `name` labels its lines."""
 
     run: Run
     evaluation: str
@@ -40,17 +40,19 @@ class Side:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """Figures as it wrote them."""
+        """The contents of its metrics.json."""
         return read_metrics(self.run, self.evaluation)
 
     def sampled(self) -> list[CandidateSamples]:
-        """The samples of its candidates. Raises CorruptArtifact, also for an older version's, which kept none."""
+        """The samples of its candidates. Raises CorruptArtifact, also if an older version stored none."""
         artifact = evaluation(self.evaluation)
         chunks = SamplesStore(self.run, artifact, SamplesPlan, SamplesRecord)
         self.run.require(artifact)
         plan = chunks.begun()
         if plan is None:
-            raise CorruptArtifact(f"{chunks.url}: keeps no samples, as an older version's", self.run.remake(artifact))
+            raise CorruptArtifact(
+                f"{chunks.url}: keeps no samples: an older version made it", self.run.remake(artifact)
+            )
         records = chunks.records(chunks.finished_keys())
         chunks.require_complete(plan, records)
         return [CandidateSamples(chunks, plan, records, row["model"]) for row in self.metrics["models"]]
@@ -60,7 +62,7 @@ class Side:
         return next(row["sampling"] for row in self.metrics["models"] if row["model"] == candidate)
 
     def training_flops(self, candidate: str) -> float:
-        """FLOPs of all training that a candidate needs; a student's teachers are among it."""
+        """FLOPs of all training that a candidate needs, the teachers of a student included."""
         training = self.metrics["training"]
         flops = {job["job"]: job["flops"] for job in training["jobs"]}
         if candidate == "monolith":
@@ -71,9 +73,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A line a candidate: its name, score, costs and settings; their differences from the first one; a grid as PNG.
+    """One line per candidate (name, score, costs, settings), differences from the first line, and a grid as PNG.
 
-    `paired`: names of the lines that share labels and seeds with the first, whose differences are by pairs.
+    `paired`: names of the lines with the same labels and seeds as the first line; their differences are paired.
     """
 
     num_samples: int
@@ -85,7 +87,7 @@ class Comparison:
     grid_png: bytes
 
     def as_json(self) -> dict[str, Any]:
-        """All but the picture."""
+        """All fields but the picture."""
         return {name: value for name, value in asdict(self).items() if name != "grid_png"}
 
 
@@ -96,12 +98,12 @@ def compare(
     device: str = "cpu",
     features: EmbedderConfig | None = None,
 ) -> Comparison:
-    """Measure all candidates, or `only` those of these names in this order, by the first side's real rows.
+    """Measure all candidates, or those named in `only`, in that order, against the first side's real rows.
 
-    `features`: the network in whose features; None: as the first run's evaluations were. Where evaluations have other
-    numbers of samples, the first of each are taken. Real rows in these features are kept in the first run. Raises
-    SamplingError for runs of other data, or where there is nothing to compare; MissingArtifact, CorruptArtifact,
-    DriftError.
+    `features`: the network that gives the features; None: that of the first run's evaluations. If evaluations differ
+    in their number of samples, the first samples of each are used. Features of the real rows are stored in the first
+    run. Raises SamplingError for runs on different data, or if there is nothing to compare; MissingArtifact,
+    CorruptArtifact, DriftError.
     """
     first = sides[0].run
     for side in sides[1:]:
@@ -141,7 +143,7 @@ def compare(
             images = reference.see(partial(_first, sampled, count), number_M)
             distances[name] = images.distance
             line = {"model": name} | row_of(images) | sampled.costs()
-            del images  # features of one candidate at a time are in memory
+            del images  # so that the features of only one candidate are in memory
             line |= {
                 "training_flops": side.training_flops(sampled.candidate),
                 "sampling": side.sampling(sampled.candidate),
@@ -163,7 +165,7 @@ def compare(
 
 
 def _first(sampled: CandidateSamples, count: int) -> Iterator[Tensor]:
-    """The first images, so many."""
+    """Yield the first `count` images, part by part."""
     for part_BCHW in sampled.images():
         yield part_BCHW[:count]
         count -= len(part_BCHW)
@@ -177,7 +179,7 @@ def _classes(number_M: Tensor) -> list[int]:
 
 
 def _shown(sampled: CandidateSamples, number_M: Tensor) -> Tensor:
-    """The first images of each condition that these numbers show, the same places of every candidate."""
+    """The first images of each shown condition. The places are the same for every candidate."""
     places = torch.cat([torch.nonzero(number_M == label)[:SHOWN_EACH, 0] for label in _classes(number_M)])
     image_by_place: dict[int, Tensor] = {}
     first, all_places = 0, {*places.tolist()}

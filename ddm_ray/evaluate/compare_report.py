@@ -6,34 +6,34 @@ from ddm_ray.evaluate.compare import Comparison
 from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, columns, measured, notes
 from ddm_ray.evaluate.report import as_text, difference_words
 from ddm_ray.pictures.figure import error_chart, figure_png
-from ddm_ray.pictures.page import page
+from ddm_ray.pictures.page import render_page
 
 
-def render(comparison: Comparison) -> str:
-    """The page, with its pictures inside."""
+def render_comparison(comparison: Comparison) -> str:
+    """Render the comparison as a page with embedded pictures."""
     lines, settings = comparison.lines, _settings(comparison)
     points = {line["model"]: (line["training_flops"], line["frechet"], line["frechet_std"]) for line in lines}
     chart = error_chart(points, "training FLOPs", "Fréchet distance")
-    return page(
+    return render_page(
         "compare",
         comparison=comparison,
         columns=measured(columns(across_runs=True), lines),
         costs=[*measured(COSTS, lines), *(Column((name,), name, str) for name in settings)],
         rows=[line | line["sampling"] for line in lines],
-        sentences=sentences(comparison),
+        sentences=comparison_findings(comparison),
         notes=[*notes(comparison.as_json(), lines, across_runs=True), COSTS_NOTE],
         grid_png=comparison.grid_png,
         chart_png=figure_png(chart, transparent=True),
     )
 
 
-def print_table(comparison: Comparison) -> str:
-    """The table and what follows from it, as text at most 100 characters wide."""
-    return as_text([*columns(across_runs=True), *COSTS], comparison.lines, sentences(comparison))
+def comparison_table(comparison: Comparison) -> str:
+    """The table and its findings as text, at most 100 characters wide."""
+    return as_text([*columns(across_runs=True), *COSTS], comparison.lines, comparison_findings(comparison))
 
 
-def sentences(comparison: Comparison) -> list[str]:
-    """The findings in words: each model against the first one, and what isn't alike."""
+def comparison_findings(comparison: Comparison) -> list[str]:
+    """The findings in words: each model against the first, and settings that differ."""
     first = comparison.lines[0]["model"]
     lines = []
     for difference in comparison.differences:
@@ -46,6 +46,6 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def _settings(comparison: Comparison) -> list[str]:
-    """Settings of sampling that differ."""
+    """Names of the sampling settings that differ."""
     every = [line["sampling"] for line in comparison.lines]
     return [name for name in every[0] if any(each.get(name) != every[0][name] for each in every)]

@@ -1,4 +1,4 @@
-"""Costs of training, from the manifests of the finished jobs, and of others as far as they have come."""
+"""Costs of training: of finished jobs by their manifests, of others up to a milestone."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from ddm_ray.train.job import train_job
 
 @dataclass(frozen=True)
 class JobCost:
-    """One training job. `flops`: forward and backward of all rows seen; `seconds`: its loop's wall time.
+    """One training job. `flops`: forward and backward of all rows seen. `seconds`: wall time of its training loop.
 
-    None for what a job tells at its end alone.
+    A field is None if a job reports it only when it finishes.
     """
 
     job: str
@@ -32,9 +32,9 @@ class JobCost:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """All jobs, and the paper's promise: experts together cost as much as the monolith, the router a few percent.
+    """All jobs, and the paper's claim: all experts together cost what the monolith costs, the router a few percent.
 
-    None for a share of what isn't trained.
+    A ratio is None if its model isn't trained.
     """
 
     jobs: list[JobCost]
@@ -46,9 +46,9 @@ class TrainingCost:
 def training_cost(
     run: Run, left_out: Collection[str] = (), milestones: Mapping[Artifact, Weights] | None = None
 ) -> TrainingCost:
-    """Costs of the experts and of all else that is finished, or measured by a milestone, but for what is left out.
+    """Costs of the experts, and of every other job that is finished or has a milestone, except those in `left_out`.
 
-    Raises MissingArtifact for an expert that is neither, DriftError.
+    Raises MissingArtifact for an expert that has neither, DriftError.
     """
     earlier, jobs = milestones or {}, dict[Artifact, JobCost]()
     for artifact in trained_of(run.config):

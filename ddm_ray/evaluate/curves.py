@@ -1,6 +1,6 @@
-"""Training curves of what an evaluation measures: losses in training and on held-out rows.
+"""Training curves of the evaluated models: training loss and held-out loss.
 
-M measurements of the held-out loss.
+Shapes: M measurements of the held-out loss.
 """
 
 import math
@@ -19,14 +19,14 @@ from ddm_ray.train.heldout import GROUPS, measurements
 from ddm_ray.train.state import CURVE, read_curve
 
 POINTS = 60
-"""Points of a curve of losses in training, each the mean of as many steps."""
-MOST_MEASURED = 10_000
-"""Measurements that a curve has at most: each extension of a run adds some."""
+"""Points of a curve of the training loss. Each is the mean over equally many steps."""
+MAX_MEASUREMENTS = 10_000
+"""Maximum measurements of a curve: each extension of a run adds some."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Steps and mean losses: of parts of a training, and of its measurements on held-out rows."""
+    """Steps and mean losses, of stretches of the training and of measurements on held-out rows."""
 
     steps: Sequence[float]
     losses: Sequence[float]
@@ -35,7 +35,7 @@ class Curve:
 
     @classmethod
     def of(cls, curve: Mapping[str, Sequence[float]]) -> Self:
-        """The curve that a training keeps, thinned out."""
+        """Thin out the curve that a training job stores."""
         losses = curve.get("loss", ())
         each = math.ceil(len(losses) / POINTS) or 1
         parts = [losses[first : first + each] for first in range(0, len(losses), each)]
@@ -46,19 +46,19 @@ class Curve:
 
     @classmethod
     def mean(cls, curves: Sequence["Curve"]) -> Self:
-        """The mean of several at each step at which all that got so far have a point."""
+        """The mean of several curves, at each step where all curves that reached it have a point."""
         steps, losses = _mean([(each.steps, each.losses) for each in curves])
         return cls(steps, losses, *_mean([(each.heldout_steps, each.heldout) for each in curves]))
 
 
 def training_curves(run: Run, artifacts: Sequence[Artifact], milestones: Mapping[Artifact, Weights]) -> dict[str, Any]:
-    """By kind the curves of trainings, of experts their mean, as JSON; without those of which nothing is kept.
+    """The training curves by kind, as JSON: for experts their mean, nothing for a kind without stored curves.
 
-    `milestones`: the weights of those that still train.
+    `milestones`: the weights of jobs that are still training.
     """
     by_kind: dict[str, list[Curve]] = {}
     for artifact in artifacts:
-        # It is to be looked at: without it all else is measured.
+        # A curve is for display only: a damaged one mustn't stop the evaluation.
         with suppress(CorruptArtifact, DriftError):
             weights = milestones.get(artifact) or Weights.finished(run, artifact)
             by_kind.setdefault(artifact.kind, []).append(Curve.of(_read(run, weights)))
@@ -66,14 +66,14 @@ def training_curves(run: Run, artifacts: Sequence[Artifact], milestones: Mapping
 
 
 def _read(run: Run, weights: Weights) -> dict[str, list[float]]:
-    """The curve that lies beside published weights. Raises CorruptArtifact for none, or one that isn't of numbers."""
-    (data,) = weights.read(run, {CURVE: 8 * (4 * weights.step + (GROUPS + 2) * MOST_MEASURED)})
+    """Read the curve stored beside published weights. Raises CorruptArtifact if it is missing or not numeric."""
+    (data,) = weights.read(run, {CURVE: 8 * (4 * weights.step + (GROUPS + 2) * MAX_MEASUREMENTS)})
     try:
         curve = read_curve(data)
     except SafetensorError as error:
         raise CorruptArtifact(f"{weights.artifact}: {error}") from None
     if not all(isinstance(value, float) and math.isfinite(value) for values in curve.values() for value in values):
-        raise CorruptArtifact(f"{weights.artifact}: a curve of what aren't numbers")
+        raise CorruptArtifact(f"{weights.artifact}: its training curve has values that aren't finite numbers")
     return curve
 
 

@@ -1,4 +1,4 @@
-"""Features by which samples are measured: those of a small classifier of the run's own rows, or of a network.
+"""Features to measure samples by: those of a small classifier fitted to the run's own rows, or of a network.
 
 Shapes: N rows, C channels, H, W, D features.
 """
@@ -18,11 +18,11 @@ from ddm_ray.pictures.images import to_bytes, to_unit
 
 NUM_FEATURES = 32
 CHUNK, CHUNK_PIXELS = 512, 2**22
-"""Images, and pixels of them, that go through the classifier at once, at most: a GiB in its widest layers."""
+"""Maximum images, and pixels of images, per forward pass of the classifier: a GiB in its widest layers."""
 
 
 class FeatureNet(nn.Module):
-    """Three convolutions and a layer of NUM_FEATURES, linear to classes; images (N, C, H, W) in [-1, 1]."""
+    """Three convolutions, a layer of NUM_FEATURES, and a linear head for classes. Images (N, C, H, W) in [-1, 1]."""
 
     scale: Tensor
 
@@ -43,14 +43,14 @@ class FeatureNet(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, images_NCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (N, D), of mean variance 1 over the rows that it was fitted to, and class logits."""
+        """Features (N, D), scaled to mean variance 1 over the rows of the fit, and class logits."""
         features_ND = self.body(images_NCHW)
         return features_ND * self.scale, self.head(features_ND)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """View of images: float64 features, and the classifier's likeliest class (int64)."""
+    """Images as the networks see them: features (float64), and the classifier's likeliest class (int64)."""
 
     features_ND: np.ndarray
     class_N: np.ndarray
@@ -59,7 +59,7 @@ class Seen:
 def train_features(
     data_NCHW: Tensor, label_N: Tensor, num_classes: int, seed: int, steps: int = 400, batch: int = 64
 ) -> FeatureNet:
-    """Fit a FeatureNet to real rows; the same rows, seed and thread count give the same network."""
+    """Fit a FeatureNet to real rows. The same rows, seed and number of threads give the same network."""
     random = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -80,15 +80,15 @@ def train_features(
 
 
 def at_once(images_BCHW: Tensor) -> int:
-    """Number of these images that go through a network at once."""
+    """Number of these images per forward pass."""
     return max(1, min(CHUNK, CHUNK_PIXELS // (images_BCHW.shape[2] * images_BCHW.shape[3])))
 
 
 @torch.inference_mode()
 def see(net: FeatureNet, parts: Iterable[Tensor], embedder: Embedder | None = None) -> Seen:
-    """Features and classes of images in [-1, 1], parts of (B, C, H, W); values outside are clipped, as in pictures.
+    """Features and classes of images in [-1, 1], in parts (B, C, H, W). Values outside are clipped, as in pictures.
 
-    Features are those of the `embedder`, if there is one, of images as they are stored: in 256 steps.
+    With an `embedder` the features are the embedder's, of images rounded to 256 levels as they are stored.
     """
     features, classes = [], []
     for part_BCHW in parts:
@@ -102,7 +102,7 @@ def see(net: FeatureNet, parts: Iterable[Tensor], embedder: Embedder | None = No
 
 
 def load_embedder(config: EmbedderConfig | None, device: str) -> Embedder | None:
-    """The network whose features are compared; None: the classifier's are.
+    """The network that gives the features; None: the classifier does.
 
     Raises DataError, ConfigError or CorruptArtifact if it can't be loaded.
     """
@@ -110,7 +110,7 @@ def load_embedder(config: EmbedderConfig | None, device: str) -> Embedder | None
 
 
 def features_in_words(config: EmbedderConfig | None, num_features: int) -> str:
-    """Words on the features that images are compared by, and on the weights of their network."""
+    """Describe the features that images are compared by, and the weights of their network."""
     if config is None:
         return f"the {num_features} features (of mean variance 1) of a small classifier fitted to such rows"
     name = Path(config.network).name if Path(config.network).is_dir() else config.network

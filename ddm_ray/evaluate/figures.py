@@ -1,4 +1,4 @@
-"""Images of the report: every model on the same seeds, and every expert beside its cluster.
+"""Images of the report: every model on the same seeds, and every expert beside its cluster's rows.
 
 Shapes: B images, CHW image.
 """
@@ -19,16 +19,17 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, monolith_info
 
 MAX_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
-COLUMNS = 12  # at least, where there are fewer classes than fill them
+COLUMNS = 12  # minimum: a few classes get more images each
 
 
 def shown_beside(
     config: RunConfig, rows: Rows, request: SampleRequest
 ) -> tuple[SampleRequest, Tensor, list[str] | None]:
-    """Request like `request` for PER_CLASS images or more of each of a few conditions, real images, and headings.
+    """A request for at least PER_CLASS images of each of a few conditions, the real images beside them, and headings.
 
-    These are the first MAX_CLASSES classes that rows have, each beside rows from all over it, the same again where
-    there are too few; or the first rows' texts, each beside its own row. Texts, and a single class, have no heading.
+    The conditions are the first MAX_CLASSES classes of the rows, beside rows spread over each class (repeated if
+    there are too few); or the texts of the first rows, each beside its own row. Texts and a single class have no
+    headings.
     """
     chosen, classes = [], rows.label_N.unique(sorted=True)[:MAX_CLASSES]
     if rows.text is None:
@@ -47,9 +48,9 @@ def shown_beside(
 
 
 def experts_figure(run: Run, mixture: Models, rows: Rows, decode: Decode) -> Image.Image:
-    """Two lines for each cluster: real rows spread over its classes, and its expert's samples of the same conditions.
+    """Two lines per cluster: real rows spread over its classes, and its expert's samples for the same conditions.
 
-    `rows`: rows whose data are images. A cluster without any is left out.
+    `rows`: rows of images. Clusters without rows are left out.
     """
     config, lines = run.config, []
     for cluster in range(mixture.info.num_experts):

@@ -1,4 +1,4 @@
-"""Images beside a run's real rows, as one network sees both: what every metric is computed from.
+"""Generated images and the run's real rows as seen by one network: the input of every metric.
 
 Shapes: M images, C classes and the null one, K clusters, D features.
 """
@@ -13,25 +13,26 @@ from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.captions import CaptionScore
-from ddm_ray.evaluate.distances import RealNeighbours, nearest
+from ddm_ray.evaluate.distances import RealNeighbours, nearest_rows
 from ddm_ray.evaluate.features import CHUNK, FeatureNet, see
 from ddm_ray.evaluate.reference import RealFeatures
 from ddm_ray.models.embedders import Embedder
 
 NEIGHBOUR_ROWS = 10_000
-"""Samples, and real rows, among which neighbours are looked for, at most; the field's own number."""
+"""Maximum samples, and maximum real rows, of a neighbour search; the usual number in the literature."""
 
 PulledDistance = tuple[float, np.ndarray]
-"""A distance, and how far each of M images pulls it."""
+"""A distance, and the pull of each of M images on it."""
 
 
 @dataclass(frozen=True)
 class ImageSet:
     """M images as a reference sees them.
 
-    `cluster_M`: that of each image's nearest real row in feature space. `label_M`: the labels asked for; 0, the row of
-    p(k), where rows have none. `class_M`: the classifier's likeliest. `images`: in [-1, 1], (B, C, H, W) of each part.
-    Rows drawn again have neither of these two. `caption_M`: the numbers of the captions asked for; None: of none.
+    `cluster_M`: the cluster of each image's nearest real row in feature space. `label_M`: the requested labels; 0,
+    the row of p(k), if rows have no labels. `class_M`: the classifier's likeliest class. `images`: yields parts
+    (B, C, H, W) in [-1, 1]. Both are None for redrawn real rows. `caption_M`: indices of the requested captions, or
+    None.
     """
 
     reference: "Reference"
@@ -47,17 +48,17 @@ class ImageSet:
 
     @cached_property
     def distance(self) -> PulledDistance:
-        """Fréchet distance from the real rows (`Gaussian.measure`)."""
+        """Fréchet distance to the real rows (`Gaussian.measure`)."""
         return self.reference.real.gaussian.measure(self.features_MD)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The real rows, as the classifier or an embedder sees them: everything is compared with these.
+    """The real rows as the classifier or an embedder sees them. All images are compared with these.
 
-    `train`: rows in memory, whose data are images in [-1, 1]. `labelled`: the classifier knows labels; else it knows
-    clusters. `whole_set`: all training rows' features are kept; only then copies can be told. `embedder`: whose
-    features are compared; None: the classifier's. `captions`: those that images may be asked for, as CLIP sees them.
+    `train`: rows in memory, as images in [-1, 1]. `labelled`: the classifier predicts labels; otherwise clusters.
+    `whole_set`: the features of all training rows are kept, which is necessary to detect copies. `embedder`: gives
+    the features; None: the classifier does. `captions`: the captions that images are sampled for, as CLIP sees them.
     """
 
     net: FeatureNet
@@ -72,7 +73,7 @@ class Reference:
 
     @cached_property
     def neighbours(self) -> RealNeighbours:
-        """The real rows that neighbours are looked for among."""
+        """The real rows that a neighbour search covers."""
         drawn = np.random.default_rng(self.seed).permutation(len(self.real.label_M))[:NEIGHBOUR_ROWS]
         return RealNeighbours.of(self.real.features_MD[np.sort(drawn)])
 
@@ -82,9 +83,9 @@ class Reference:
         return int(self.real.features_MD.shape[1])
 
     def see(self, images: Callable[[], Iterable[Tensor]], number_M: Tensor | None) -> ImageSet:
-        """See images in [-1, 1], (B, C, H, W) of each part, that were asked for by conditions of these numbers.
+        """See images, yielded as parts (B, C, H, W) in [-1, 1], that were sampled for the conditions `number_M`.
 
-        A number is that of a label, or of a caption where rows have no labels; None: there were no captions.
+        A number is a label, or the index of a caption if rows have no labels; None: there were no captions.
         """
         seen = see(self.net, images(), self.embedder)
         label_M = number_M.numpy() if self.labelled and number_M is not None else np.zeros_like(seen.class_N)
@@ -94,23 +95,23 @@ class Reference:
         )
 
     def drawn_again(self, n: int) -> ImageSet:
-        """See `n` real rows, drawn with replacement: about the best that a sampler can reach."""
+        """See `n` real rows, drawn with replacement: about the best result that a sampler can reach."""
         rows_M = np.random.default_rng(self.seed).integers(len(self.real.label_M), size=n)
         real = self.real
         return ImageSet(self, real.features_MD[rows_M], real.cluster_M[rows_M], real.label_M[rows_M])
 
     def mosaics(self, n: int) -> ImageSet:
-        """See `n` mosaics, whose quarters are of four training rows: a metric that sees finds them bad."""
+        """See `n` mosaics of quarters of four training rows: a metric that works finds them bad."""
         rows_M4 = torch.from_numpy(np.random.default_rng(self.seed).integers(len(self.train), size=(n, 4)))
         label_M = self.train.label_N[rows_M4[:, 0]] if self.labelled else None
         return self.see(lambda: (self._mosaic(rows_B4) for rows_B4 in rows_M4.split(CHUNK)), label_M)
 
     def neighbour_clusters(self, images_MCHW: Tensor) -> np.ndarray:
-        """The cluster (M,), int64, of each image's nearest real row in feature space; images in [-1, 1]."""
+        """The cluster (M,), int64, of each image's nearest real row in feature space. Images are in [-1, 1]."""
         return self._clusters(see(self.net, [images_MCHW], self.embedder).features_ND)
 
     def _clusters(self, features_MD: np.ndarray) -> np.ndarray:
-        return self.real.cluster_M[nearest(self.real.features_MD, features_MD)]
+        return self.real.cluster_M[nearest_rows(self.real.features_MD, features_MD)]
 
     def _mosaic(self, rows_B4: Tensor) -> Tensor:
         images_BCHW = self.train.data_NCHW[rows_B4[:, 0]]

@@ -1,4 +1,4 @@
-"""Held-out flow-matching loss of dense models and of the mixture, by strategy, on the same noise and times.
+"""Held-out flow-matching loss of dense models, and of the mixture by strategy, on the same noise and times.
 
 Shapes: N rows, B rows of a chunk, CHW image, K experts, T bins of t.
 """
@@ -24,7 +24,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean squared error of the velocity per pixel, its standard error over rows, and the error by tenths of t."""
+    """Mean squared error of the velocity per pixel, its standard error over rows, and the error per tenth of t."""
 
     model: str
     loss: float
@@ -34,7 +34,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Noised:
-    """Each held-out row `times_per_row` times, at one t from each equal part of [0, 1]; on the linear path."""
+    """Each held-out row `times_per_row` times on the linear path, at one t from each equal part of [0, 1]."""
 
     condition_N: Condition
     rows_B: Tensor
@@ -54,8 +54,8 @@ class Noised:
         return cls(heldout.condition, rows_B, interpolate(data_BCHW, noise_BCHW, t_B), target_BCHW, t_B)
 
     def inputs(self, chunk_B: Tensor, device: str) -> tuple[Tensor, Tensor, Condition]:
-        """x, t and conditions of the rows of a chunk, as networks take them."""
-        # Texts are many times a row's data, which is why they aren't repeated before.
+        """x, t and conditions of a chunk's rows, in the form that networks take."""
+        # Repeated only now, chunk by chunk: texts are many times the size of a row's data.
         condition_B = self.condition_N[self.rows_B[chunk_B]]
         return self.x_BCHW[chunk_B].to(device), self.t_B[chunk_B].to(device), condition_B.to(device)
 
@@ -70,12 +70,12 @@ def heldout_losses(
     temperature: float = 1.0,
     times_per_row: int = 16,
 ) -> list[Loss]:
-    """Losses of the dense models, of the mixture by these strategies, and of `own cluster`: no router, each row by its
-    cluster's expert.
+    """Losses of the dense models, of the mixture by strategy, and of `own cluster`: each row by its cluster's expert,
+    without a router.
 
-    Strategies without a velocity of their own at (x, t) are left out: those that draw, or keep an expert for longer
-    than a step; and all of them where the mixture has no router. Every row is noised `times_per_row` times, at one t
-    from each equal part of [0, 1].
+    Strategies without a velocity at (x, t) are left out: those that draw, or keep an expert for longer than a step.
+    Without a router, all strategies are. Every row is noised `times_per_row` times, at one t from each equal part
+    of [0, 1].
     """
     routed = strategies if mixture.router is not None else ()
     by_name = {name: parse_strategy(name, mixture.info.num_experts) for name in routed}
@@ -102,16 +102,16 @@ def _errors(
     noised: Noised,
     chunk_B: Tensor,
 ) -> dict[str, Tensor]:
-    """Squared error of each model's velocity for the rows of a chunk, by the model's name."""
+    """Squared error of each model's velocity on a chunk's rows, by the model's name."""
     num_experts = mixture.info.num_experts
     inputs = noised.inputs(chunk_B, mixture.device)
 
     def answer(network: Field) -> Tensor:
-        return network(*inputs).to(noised.x_BCHW)  # on a GPU networks answer in bf16
+        return network(*inputs).to(noised.x_BCHW)  # networks return bf16 on a GPU
 
     velocities = {name: answer(_network(dense, 0)) for name, dense in denses.items()}
     velocity_BKCHW = torch.stack([answer(_network(mixture, k)) for k in range(num_experts)], dim=1)
-    # Without a router there is no strategy here.
+    # Without a router `strategies` is empty, and nothing reads the posterior.
     posterior_BK = posterior(tempered(answer(mixture.router), temperature)) if mixture.router else torch.empty(0)
     for name, strategy in strategies.items():
         weights_BK = strategy.route(posterior_BK, torch.zeros_like(posterior_BK), None)

@@ -1,4 +1,4 @@
-"""Measures of an evaluation: what its samples, held-out rows and training say of each model.
+"""Measures each model of an evaluation by its samples, its held-out loss and its training.
 
 Shapes: N rows, CHW image.
 """
@@ -58,10 +58,11 @@ def measure(
     on_progress: OnProgress,
     milestones: Mapping[Artifact, Weights],
 ) -> tuple[dict[str, Any], bytes, bytes]:
-    """The metrics of an evaluation, and as PNG a grid of a few samples of each model and each expert's own.
+    """The metrics of an evaluation; and as PNG, a grid of a few samples of each model, and one of each expert's own.
 
-    `request`: that for all images; `samples`: those of each candidate; `embedder`: as `Reference` has it; `captions`:
-    how images fit their texts; `execute` embeds real rows on `device`; `milestones`: weights of what still trains.
+    `request`: the request for all images. `samples`: those of each candidate. `embedder`: see `Reference`.
+    `captions`: scores how images fit their texts. `execute` embeds real rows on `device`. `milestones`: weights of
+    jobs that are still training.
     """
     seen = rows.decoded(decode)
     on_rows = phase(on_progress, 0.78, 0.82)
@@ -73,7 +74,7 @@ def measure(
         distances[candidate.name] = images.distance
         sampling = candidate.settings.model_dump(mode="json", exclude={"strategy"})
         table.append({"model": candidate.name} | row_of(images) | each.costs() | {"sampling": sampling})
-        del images  # features of one candidate at a time are in memory
+        del images  # so that the features of only one candidate are in memory
     differences = [Difference.of(names, *(distances[one] for one in names)) for names in permutations(distances, 2)]
     on_progress(0.92, "real rows and held-out losses")
     config, strategies = run.config, run.config.evaluate.strategies
@@ -122,7 +123,7 @@ def reference_of(
     device: str,
     captions: CaptionScore | None = None,
 ) -> Reference:
-    """The reference that the run's real rows make, made now if none is kept; `seen`: those in memory, as images."""
+    """The reference of the run's real rows, computed if none is stored. `seen`: the rows in memory, as images."""
     config, prior_CK = run.config, mixture_info(run).prior_CK
     assert prior_CK is not None
     net, real = make_reference(run, seen.train, seen.elsewhere, embedder, decode, execute, on_progress, device)
@@ -141,7 +142,7 @@ def reference_of(
 
 
 def _real_lines(reference: Reference, count: int, seen: RealRows) -> list[dict[str, Any]]:
-    """Lines of the table that say what its numbers mean: rows as good as any sampler's, and mosaics."""
+    """Lines of the table that calibrate its numbers: rows as good as any sampler's, and mosaics."""
     lines = [_real_line(f"{count} drawn again", reference.drawn_again(count))]
     if (number := len(heldout := seen.heldout)) > 1:
         captions = torch.arange(number) if seen.shown is heldout else None
@@ -162,10 +163,10 @@ def _without_captions(config: RunConfig, captions: CaptionScore | None) -> dict[
 
 
 def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:
-    """Held-out losses of all that has a velocity, if there are such rows."""
+    """Held-out losses of all models with a velocity; empty if there are fewer than two held-out rows."""
     if len(heldout) < 2:
         return []
-    # What a guided teacher says isn't the velocity of the data, nor is what its student learns.
+    # A guided teacher's output isn't the velocity of the data, and neither is what its student learns.
     fair: dict[str, Models] = {
         kind: models for kind, models in lineup.denses.items() if kind != "student" or not config.student.guided
     }
@@ -174,7 +175,7 @@ def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:
 
 
 def _grid(config: RunConfig, lineup: Lineup, rows: Rows, request: SampleRequest, decode: Decode) -> bytes:
-    """A few samples of each candidate below real rows of their classes, or with their texts, as PNG."""
+    """A few samples of each candidate below real rows of the same classes or texts, as PNG."""
     shown, real, headings = shown_beside(config, rows, request)
     lines = [GridRow("real", real)]
     for candidate in lineup.candidates:

@@ -1,7 +1,7 @@
-"""The metrics of an evaluation, in one table: how each is measured, its values' keys, its columns and the note on it.
+"""The metrics of an evaluation in one table: how each is measured, the keys of its values, its columns and its note.
 
-Reports, comparisons, the terminal and metrics.json have all of this, and its order, from here: a new metric is one more
-entry of METRICS, and its function. `distances` has the mathematics.
+Reports, comparisons, the terminal and metrics.json all follow this table and its order. To add a metric, add an
+entry to METRICS and its function. `distances` has the mathematics.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ Values = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of tables: keys of its values in a row, the first of which makes it one; and its heading on pages.
+    """A column of a table: the keys of its values in a row, and its heading on pages.
 
-    `words`: text of the values. `terminal`: heading in the terminal; None: it is on pages alone. `sees_mosaics`: it
-    should be lower for mosaics of real rows than for real rows.
+    A cell is empty if the row lacks the first key. `words` formats the values. `terminal`: heading in the terminal;
+    None: the column is on pages only. `sees_mosaics`: mosaics of real rows should have a lower value than real rows.
     """
 
     keys: tuple[str, ...]
@@ -35,20 +35,20 @@ class Column:
 
     @property
     def key(self) -> str:
-        """The key of its first value."""
+        """The key of the column's first value."""
         return self.keys[0]
 
     def cell(self, row: dict[str, Any]) -> str:
-        """The text of the column in a row."""
+        """The text of the column's cell in a row."""
         return "–" if row.get(self.key) is None else self.words(*(row[key] for key in self.keys))
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Columns that one function measures, and a note on them: words with fields of metrics.json to fill in.
+    """Columns that one function measures, and a note on them: a template over the fields of metrics.json.
 
-    `of_rows_again`: real rows that were drawn again can be measured so. `of_captions`: only images that were asked for
-    by captions can. `across_runs`: it means something beside another run's.
+    `of_rows_again`: it applies to redrawn real rows. `of_captions`: it applies only to images sampled for captions.
+    `across_runs`: it is meaningful beside another run's.
     """
 
     columns: tuple[Column, ...]
@@ -59,7 +59,7 @@ class Metric:
     across_runs: bool = True
 
     def values(self, images: ImageSet) -> Values:
-        """Values by their keys; None: not measured for these images."""
+        """Values by key; None if a value isn't measured for these images."""
         if self.of_captions and images.caption_M is None:
             return {}
         if images.images is None and not self.of_rows_again:
@@ -68,15 +68,15 @@ class Metric:
 
 
 def deviation(pull_M: np.ndarray) -> float:
-    """The standard deviation, over other samples, of a distance that M of them pull so."""
+    """The standard deviation, over other samples, of a distance that M samples pull on."""
     return float(pull_M.std(ddof=1) / len(pull_M) ** 0.5)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A model's Fréchet distance less another's, and the ends of its 95 % interval over other samples.
+    """A model's Fréchet distance minus another's, and the ends of its 95 % interval over other samples.
 
-    Images of the same label and seed are pairs, whose pulls are alike: a difference is known better than its parts.
+    Images with the same label and seed are pairs with similar pulls, so a difference is known better than its terms.
     """
 
     model: str
@@ -87,7 +87,7 @@ class Difference:
 
     @classmethod
     def of(cls, names: tuple[str, str], model: PulledDistance, against: PulledDistance) -> Self:
-        """From the distances of as many images each."""
+        """From the distances of two equally large sets of images."""
         estimate = model[0] - against[0]
         half = NORMAL_95 * deviation(model[1] - against[1])
         return cls(*names, estimate, estimate - half, estimate + half)
@@ -109,7 +109,7 @@ def _accuracy(images: ImageSet) -> Values:
 
 
 def _neighbourhood(images: ImageSet) -> Values:
-    """Of the first NEIGHBOUR_ROWS images."""
+    """Measured on the first NEIGHBOUR_ROWS images."""
     reference = images.reference
     values = asdict(reference.neighbours.compare(images.features_MD[:NEIGHBOUR_ROWS]))
     if not reference.whole_set or reference.real.rows > NEIGHBOUR_ROWS:
@@ -141,7 +141,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         (Column(("kid", "kid_std"), "KID ×1000", lambda kid, std: f"{1000 * kid:.1f} ± {1000 * std:.1f}"),),
         "KID ×1000: kernel distance (arXiv 1801.01401), which has no such bias; it may be negative.",
-        _kid,  # of the same rows it would be below none
+        _kid,  # it would be negative on the same rows
     ),
     Metric(
         (Column(("accuracy",), "accuracy", terminal="accuracy"),),
@@ -161,7 +161,7 @@ METRICS: tuple[Metric, ...] = (
         " samples nearer to a training row than that row's nearest other one (1 - authenticity, arXiv 2102.08921),"
         " measured where all training rows are at hand; far above what held-out rows have, a model repeats what it was"
         " shown.",
-        _neighbourhood,  # of the same rows it would find the rows themselves
+        _neighbourhood,  # on the same rows, every row's nearest neighbour is itself
     ),
     Metric(
         (Column(("cluster_tv",), "cluster TV", terminal="TV"),),
@@ -201,17 +201,17 @@ def row_of(images: ImageSet) -> dict[str, Any]:
 
 
 def columns(across_runs: bool = False) -> list[Column]:
-    """Columns of all metrics, or of those that mean something beside another run's."""
+    """The columns of all metrics, or of those that are meaningful across runs."""
     return [column for metric in METRICS if metric.across_runs or not across_runs for column in metric.columns]
 
 
 def measured(every: Sequence[Column], rows: Sequence[dict[str, Any]]) -> list[Column]:
-    """The columns in which some row has a value, so not what an older version did not measure."""
+    """The columns with a value in some row. This drops what an older version didn't measure."""
     return [column for column in every if any(row.get(column.key) is not None for row in rows)]
 
 
 def notes(metrics: dict[str, Any], rows: Sequence[dict[str, Any]], across_runs: bool = False) -> list[str]:
-    """Notes on what is measured of some rows, in the columns' order."""
+    """Notes on the metrics measured in some row, in the order of the columns."""
     fields = metrics | {"clip": Path(metrics.get("clip") or "").name}
     shown = [metric for metric in METRICS if metric.across_runs or not across_runs]
     return [metric.note.format_map(fields) for metric in shown if measured(metric.columns, rows)]

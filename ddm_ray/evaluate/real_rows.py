@@ -1,4 +1,4 @@
-"""Real rows of a run as an evaluation needs them: to compare with, and for the conditions that it asks for.
+"""Real rows of a run for an evaluation: the rows to compare with, and the conditions to sample for.
 
 Shapes: N rows, M images, CHW data.
 """
@@ -20,18 +20,18 @@ from ddm_ray.run.graph import Artifact, shard
 from ddm_ray.run.run import Run
 
 KEPT_BYTES = 2**30
-"""Bytes of real rows in memory, at most, as images and with their texts; of a larger set there are so many."""
+"""Maximum bytes of real rows in memory, as images and with their texts. A larger set is subsampled."""
 HELDOUT_ROWS = 2000
-"""Held-out rows, at most: each is noised, and given to every network, many times."""
+"""Maximum held-out rows: each is noised, and passed to every network, many times."""
 FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class RealRows:
-    """Training rows without texts, held-out rows, and the rows shown, whose texts are asked for.
+    """Training rows without texts, held-out rows, and the shown rows, which give the texts to sample for.
 
-    These are the training rows where conditions are classes, else held-out ones, or training rows with texts where none
-    is held out. `elsewhere`: clusters whose rows are at their owners'.
+    If conditions are classes, the shown rows are the training rows; otherwise the held-out rows, or training rows
+    with texts if there are no held-out rows. `elsewhere`: clusters with rows that only their owners have.
     """
 
     train: Rows
@@ -41,9 +41,9 @@ class RealRows:
 
     @classmethod
     def of(cls, run: Run, device: str = "cpu") -> Self:
-        """Load them; texts that rows keep as ids are encoded on `device`.
+        """Load the rows. Texts stored as ids are encoded on `device`.
 
-        Raises DataError for less than 2 training rows, MissingArtifact, DriftError, CorruptArtifact.
+        Raises DataError for fewer than 2 training rows, MissingArtifact, DriftError, CorruptArtifact.
         """
         every = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
         here = [artifact for artifact in every if not run.config.partition.given or _is_here(run, artifact)]
@@ -53,7 +53,7 @@ class RealRows:
             _rows(run, here, HELDOUT, with_texts=True, device=device),
         )
         if len(train) < 2:
-            where = f"; those of clusters {elsewhere} are at their owners'" if elsewhere else ""
+            where = f"; only their owners have those of clusters {elsewhere}" if elsewhere else ""
             raise DataError(f"{len(train)} training rows in the run's shards{where}: an evaluation needs 2 or more")
         shown = train
         if run.config.data.text is not None:
@@ -61,7 +61,7 @@ class RealRows:
         return cls(train, heldout, shown, elsewhere)
 
     def decoded(self, decode: Decode) -> Self:
-        """The same rows with images for data."""
+        """The same rows with their data decoded to images."""
         train, heldout = (replace(rows, data_NCHW=decode(rows.data_NCHW)) for rows in (self.train, self.heldout))
         if self.shown is self.train or self.shown is self.heldout:
             shown = train if self.shown is self.train else heldout
@@ -70,10 +70,9 @@ class RealRows:
         return replace(self, train=train, heldout=heldout, shown=shown)
 
     def numbers(self, config: EvaluateConfig, prompts_N: Condition) -> list[int]:
-        """The numbers (M) of the conditions asked for, the same for every model.
+        """The numbers (M) of the requested conditions, the same for every model.
 
-        Classes are drawn as frequent as in training rows; texts come one after the other in an order of their own,
-        again and again.
+        Classes are drawn as frequently as in training rows. Texts are taken in turn, in a shuffled order, repeatedly.
         """
         count, random = config.num_samples, np.random.default_rng(config.seed)
         if self.shown.text is None:
@@ -86,7 +85,7 @@ class RealRows:
 
 
 def prompts_of(run: Run, rows: RealRows | None = None, device: str = "cpu") -> Condition:
-    """Conditions that an evaluation's numbers stand for: all classes and none, or the texts of the rows shown."""
+    """The conditions that these numbers index: all classes and the null class, or the texts of the shown rows."""
     if run.config.data.text is None:
         return torch.arange((run.config.data.num_classes or 0) + 1)
     return (rows or RealRows.of(run, device)).shown.condition
@@ -95,13 +94,13 @@ def prompts_of(run: Run, rows: RealRows | None = None, device: str = "cpu") -> C
 def _rows(run: Run, shards: list[Artifact], split: str, with_texts: bool, device: str = "cpu") -> Rows:
     most = max(2, KEPT_BYTES // _row_bytes(run.config.data, with_texts))
     most = min(most, HELDOUT_ROWS) if split == HELDOUT else most
-    # Those with texts are asked for by number, also by evaluations that an older version began: as it drew them.
+    # Rows with texts are requested by number, also by evaluations begun by an older version: draw them as it did.
     seed = run.config.evaluate.seed if with_texts else None
     return load_rows(run, shards, split, most, seed, with_texts, device)
 
 
 def _is_here(run: Run, artifact: Artifact) -> bool:
-    """False for the shard of an owner who gave its manifest alone."""
+    """False for the shard of an owner that shared only its manifest."""
     return bool(run.store.sizes(artifact).keys() & run.require(artifact).files.keys())
 
 

@@ -1,4 +1,4 @@
-"""A run's real rows as the features of its evaluations see them: embedded once, chunk by chunk.
+"""Features of a run's real rows, as its evaluations see them: embedded once, chunk by chunk.
 
 Shapes: N rows, of which M are kept, CHW data, D features.
 """
@@ -22,7 +22,7 @@ from ddm_ray.data.loading.loader import Rows
 from ddm_ray.data.loading.shard_files import first_rows, num_rows
 from ddm_ray.data.schema import TRAIN, as_modelled, read_parquet, stored_images
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
-from ddm_ray.data.sharded.stage import ShareTold, make_chunks
+from ddm_ray.data.sharded.stage import ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
 from ddm_ray.errors import DriftError
 from ddm_ray.evaluate.candidates import Decode, decoder
@@ -37,20 +37,20 @@ from ddm_ray.run.manifest import Identity
 from ddm_ray.run.run import Run
 
 CHUNK_ROWS = 1024
-"""Rows of a chunk: what a kill costs, at most."""
+"""Rows of a chunk: the most work that a kill loses."""
 AT_ONCE = 64
-"""Images that are in memory at once."""
+"""Images in memory at once."""
 KEPT_ROWS = 50_000
-"""Rows whose features are kept, at most: of a larger set so many are drawn, beside the moments of all."""
+"""Maximum rows with stored features. Of a larger set this many are drawn; the moments cover all rows."""
 PROBE_TOLERANCE = 0.02
-"""Relative difference of a probe's features, at most: that of precisions and devices, not of weights."""
+"""Maximum relative difference of a probe's features between precisions and devices; other weights exceed it."""
 CLASSIFIER, STATISTICS = "_classifier/CLASSIFIER.json", "_statistics/STATISTICS.json"
-"""Name the files of the classifier, and of what is kept of all features."""
+"""JSON objects that name the files of the classifier, and of the statistics and features that are kept."""
 
 
 @dataclass(frozen=True)
 class RealFeatures:
-    """Features of real rows: the Gaussian of all `rows`, and of M that are kept the features, labels and clusters."""
+    """Features of real rows: the Gaussian of all `rows` rows, and features, labels and clusters of M kept rows."""
 
     features_MD: np.ndarray
     label_M: np.ndarray
@@ -60,12 +60,12 @@ class RealFeatures:
 
     @classmethod
     def of(cls, net: FeatureNet, rows: Rows, embedder: Embedder | None = None) -> Self:
-        """Features of all rows, whose data are images in [-1, 1]."""
+        """Features of rows in memory, as images in [-1, 1]."""
         features_MD = see(net, [rows.data_NCHW], embedder).features_ND
         return cls(features_MD, rows.label_N.numpy(), rows.cluster_N.numpy(), Gaussian.of(features_MD), len(rows))
 
     def to_bytes(self) -> bytes:
-        """A safetensors file, of features in float32, as networks give them."""
+        """A safetensors file. Features are float32, as the networks return them."""
         every = {
             "features": self.features_MD.astype(np.float32),
             "label": self.label_M,
@@ -77,7 +77,7 @@ class RealFeatures:
 
     @classmethod
     def from_bytes(cls, data: bytes, rows: int) -> Self:
-        """Read what `to_bytes` made."""
+        """Read the output of `to_bytes`."""
         every = load(data)
         features_MD = every["features"].astype(np.float64)
         gaussian = Gaussian.of_moments(every["mean"], every["covariance"])
@@ -86,7 +86,7 @@ class RealFeatures:
 
 @dataclass(frozen=True)
 class RowsFile:
-    """The first `rows` training rows of a file of a shard, or all: a unit of work."""
+    """A unit of work: the first `rows` training rows of a shard's file, which may be all of them."""
 
     cluster: int
     file: str
@@ -103,14 +103,14 @@ class RowsFile:
 
 @dataclass(frozen=True)
 class ReferencePlan:
-    """The files of the shards that are here in which the first rows of each lie."""
+    """The files that hold the first rows of each shard that is here."""
 
     units: tuple[RowsFile, ...]
 
 
 @dataclass(frozen=True)
 class ReferenceRecord(ChunkRecord):
-    """A chunk's rows: how many, and the file of their features, labels and clusters."""
+    """The number of a chunk's rows, and the file of their features, labels and clusters."""
 
     rows: int
     part: StoredFile
@@ -120,7 +120,7 @@ ReferenceStore = ChunkStore[ReferencePlan, ReferenceRecord]
 
 
 def named(config: RunConfig, elsewhere: Iterable[int]) -> Artifact:
-    """The reference in the features of a configuration, by the shards that aren't `elsewhere`."""
+    """The reference in a configuration's features, of all shards except those `elsewhere`."""
     features = config.evaluate.features
     described = [features.model_dump(mode="json") if features else None, sorted(elsewhere)]
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
@@ -137,12 +137,12 @@ def make_reference(
     on_progress: OnProgress,
     device: str,
 ) -> tuple[FeatureNet, RealFeatures]:
-    """Embed `evaluate.real_rows` of the shards that aren't `elsewhere`, once: the classifier, and what is kept of them.
+    """Embed `evaluate.real_rows` rows of the shards that aren't `elsewhere`, once.
 
-    `train`: rows in memory, as images, that the classifier is fitted to. `embedder`, `decode`: the networks of samples,
-    which are to see as those of the rows did. `execute` embeds on `device`.
-    Killed at any moment, called again it goes on. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError,
-    RayError, and what `load_embedder` raises.
+    Returns the classifier and the features that are kept. `train`: rows in memory, as images, to fit the classifier
+    to. `embedder`, `decode`: the networks for the samples; they must see as the networks of the real rows did.
+    `execute` embeds on `device`. A killed call is resumed by calling again. Raises MissingArtifact, CorruptArtifact,
+    DriftError, StorageError, RayError, and the errors of `load_embedder`.
     """
     artifact = named(run.config, elsewhere)
     chunks = ReferenceStore(run, artifact, ReferencePlan, ReferenceRecord)
@@ -189,7 +189,7 @@ def _make(
 
     plan = chunks.plan(planned, identity)
     chunks.write_once(CLASSIFIER, ".safetensors", fitted)
-    observer = ShareTold[ReferenceRecord](plan.units, on_progress, "features of real rows")
+    observer = ShareReporter[ReferenceRecord](plan.units, on_progress, "features of real rows")
     maker = MakeReference(chunks, identity, device)
     records = make_chunks(chunks, plan, execute, ReadFile(run), maker, observer)
     chunks.require_complete(plan, records)
@@ -201,7 +201,7 @@ def _make(
 
 
 def _statistics(chunks: ReferenceStore, records: Collection[ReferenceRecord]) -> tuple[bytes, dict[str, Any]]:
-    """File of what is kept of all features, and the number of rows."""
+    """The file of statistics and kept features, and the number of rows."""
     total = sum(record.rows for record in records)
     kept_N = np.random.default_rng(chunks.run.config.evaluate.seed).permutation(total) < KEPT_ROWS
     kept = list[dict[str, np.ndarray]]()
@@ -222,14 +222,14 @@ def _statistics(chunks: ReferenceStore, records: Collection[ReferenceRecord]) ->
 
 
 def _probe(config: RunConfig, net: FeatureNet, embedder: Embedder | None, decode: Decode) -> list[float]:
-    """Features of an image of noise: other ones are of other networks."""
+    """Features of a noise image: another network gives other features."""
     noise_1CHW = torch.randn((1, *config.data.shape), generator=torch.Generator().manual_seed(0))
     features: list[float] = see(net, [decode(noise_1CHW)], embedder).features_ND[0].tolist()
     return features
 
 
 def _classifier(chunks: ReferenceStore, embedder: Embedder | None, decode: Decode) -> FeatureNet:
-    """The classifier that was fitted. Raises DriftError where a network isn't the one that the rows were seen by."""
+    """The fitted classifier. Raises DriftError if a network isn't the one that embedded the real rows."""
     config = chunks.run.config
     net = FeatureNet(config.data.pixel_shape[0], config.data.num_classes or len(chunks.run.experts))
     weights, fields = chunks.read_once(CLASSIFIER)
@@ -246,7 +246,7 @@ def _classifier(chunks: ReferenceStore, embedder: Embedder | None, decode: Decod
 
 @dataclass(frozen=True)
 class ReadFile:
-    """The `ReadUnit` of a reference: the data, labels and clusters of a file's rows, CHUNK_ROWS at a time."""
+    """The `ReadUnit` of a reference: data, labels and clusters of a file's rows, CHUNK_ROWS rows per chunk."""
 
     run: Run
 
@@ -269,7 +269,7 @@ class MakeReference:
     device: str
 
     def load(self) -> Callable[[pa.Table], dict[str, np.ndarray]]:
-        """Load the networks. Raises DriftError if it was begun otherwise, and what `load_embedder` raises."""
+        """Load the networks. Raises DriftError if it was begun under another identity, and as `load_embedder`."""
         self.chunks.require_same(self.identity)
         run = self.chunks.run
         embedder, decode = load_embedder(run.config.evaluate.features, self.device), decoder(run, self.device)

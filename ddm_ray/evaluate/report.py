@@ -11,31 +11,31 @@ from rich.table import Table
 from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, columns, measured, notes
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
-from ddm_ray.pictures.page import page
+from ddm_ray.pictures.page import render_page
 from ddm_ray.run.graph import EXTRAS
 
 MOSAICS = "mosaics of real rows"
-"""Name of the line of what a measure must find bad."""
+"""Name of the line that a working measure must find bad."""
 FAR = 5.0
-"""Times the distance of held-out real rows from which a model is far, though these be fewer than its samples.
+"""A model is far if its distance exceeds that of held-out real rows by this factor.
 
-Fewer rows are further away: the number errs on the model's side.
+There may be fewer held-out rows than samples. Fewer rows have a larger distance, so this errs in the model's favour.
 """
 CONFIRMED = 0.8
-"""Share of what held-out rows reach in a measure from which mosaics show that it can't tell."""
+"""Mosaics that reach this share of what held-out rows reach in a measure show that the measure can't tell."""
 LIKE_MOSAICS = 0.5
-"""Share of the mosaics' distance from which a model is far."""
+"""A model is far if its distance exceeds this share of the mosaics' distance."""
 
 
-def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
-    """report.html, with its pictures inside."""
+def render_report(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
+    """Render report.html, with embedded pictures."""
     losses, rows = metrics["heldout_loss"], [*metrics["models"], *metrics["real"]]
-    return page(
+    return render_page(
         "evaluation",
         metrics=metrics,
         columns=measured(columns(), rows),
         costs=measured(COSTS, rows),
-        sentences=sentences(metrics),
+        sentences=findings(metrics),
         notes=notes_of(metrics),
         training_sentence=_training_sentence(metrics["training"]),
         losses=losses,
@@ -47,14 +47,14 @@ def render(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
     )
 
 
-def print_table(metrics: dict[str, Any]) -> str:
-    """The table of models and what follows from it, as text at most 100 characters wide."""
+def report_table(metrics: dict[str, Any]) -> str:
+    """The table of models and its findings as text, at most 100 characters wide."""
     rows = [*metrics["models"], *metrics["real"]]
-    return as_text([*columns(), *COSTS], rows, [*sentences(metrics), _training_sentence(metrics["training"])])
+    return as_text([*columns(), *COSTS], rows, [*findings(metrics), _training_sentence(metrics["training"])])
 
 
 def as_text(every: Sequence[Column], rows: Sequence[dict[str, Any]], lines: Sequence[str]) -> str:
-    """Rows as a table of the columns that are for the terminal, and lines below it, at most 100 characters wide."""
+    """Rows as a table of the terminal's columns, followed by `lines`, at most 100 characters wide."""
     table, shown = Table(box=SIMPLE, pad_edge=False), measured([each for each in every if each.terminal], rows)
     table.add_column("model", overflow="fold")
     for column in shown:
@@ -69,8 +69,8 @@ def as_text(every: Sequence[Column], rows: Sequence[dict[str, Any]], lines: Sequ
     return text.getvalue()
 
 
-def sentences(metrics: dict[str, Any]) -> list[str]:
-    """The findings in words, from the numbers alone, with how far they can be trusted."""
+def findings(metrics: dict[str, Any]) -> list[str]:
+    """The findings in words, from the numbers alone, and how far they can be trusted."""
     best = min(metrics["models"], key=_distance)
     denses = {row["model"]: row for row in metrics["models"] if row["model"] in EXTRAS}
     rivals = [row for row in metrics["models"] if row["model"] not in EXTRAS]
@@ -89,10 +89,10 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
                 f"{row['model']} was sampled with {', '.join(f'{key} {value}' for key, value in other.items())}."
             )
     if milestones := metrics.get("milestones"):
-        lines.append(f"By weights of models on their way: {milestones_in_words(milestones)}.")
+        lines.append(f"Models that were still training, measured by a milestone: {milestones_in_words(milestones)}.")
     if elsewhere := metrics.get("rows_elsewhere"):
         lines.append(
-            f"Real rows are those that are here: clusters {', '.join(map(str, elsewhere))} are at their owners'."
+            f"Only their owners have the real rows of clusters {', '.join(map(str, elsewhere))}: they are left out."
         )
     lines += [f"Not measured: {line}." for line in metrics.get("missing", {}).values()]
     lines += [f"Pictures: {credit}" for credit in [metrics.get("credit")] if credit]
@@ -101,7 +101,7 @@ def sentences(metrics: dict[str, Any]) -> list[str]:
 
 
 def milestones_in_words(milestones: dict[str, dict[str, int]]) -> str:
-    """Words on the steps of models that weren't finished, those of equal ones together."""
+    """Describe the steps of models that weren't finished, grouped by step."""
     by_step: dict[tuple[int, int], list[str]] = {}
     for artifact, each in milestones.items():
         by_step.setdefault((each["step"], each["of"]), []).append(artifact)
@@ -109,9 +109,9 @@ def milestones_in_words(milestones: dict[str, dict[str, int]]) -> str:
 
 
 def _warnings(metrics: dict[str, Any]) -> list[str]:
-    """Models that paint hardly better than mosaics, and measures that take mosaics for real rows."""
+    """Warn of models hardly better than mosaics, and of measures that don't tell mosaics from real rows."""
     real = {row["model"]: row for row in metrics["real"]}
-    if (mosaics := real.get(MOSAICS)) is None:  # an older version's
+    if (mosaics := real.get(MOSAICS)) is None:  # the evaluation of an older version
         return []
     heldout = _held_out(metrics)
     lines = [
@@ -130,7 +130,7 @@ def _warnings(metrics: dict[str, Any]) -> list[str]:
 
 
 def _grounds(distance: float, mosaics: float, heldout: float | None) -> list[str]:
-    """The grounds in words on which a model of this Fréchet distance is far, by those of real rows."""
+    """The reasons, in words, for calling a model of this Fréchet distance far from real rows."""
     grounds = []
     if distance > LIKE_MOSAICS * mosaics:
         grounds.append(f"{distance / mosaics:.0%} of that of mosaics, each of four real rows ({mosaics:.3g})")
@@ -145,27 +145,27 @@ def _distance(row: dict[str, Any]) -> float:
 
 def _compared(metrics: dict[str, Any], subject: str, row: dict[str, Any], other: dict[str, Any]) -> str:
     change = row["frechet"] / other["frechet"] - 1
-    whose = "the monolith's" if other["model"] == "monolith" else f"that of {other['model']},"
-    text = f"{subject} is {abs(change):.0%} {'above' if change > 0 else 'below'} {whose} {other['frechet']:.3g}"
+    reference = "the monolith's" if other["model"] == "monolith" else f"that of {other['model']},"
+    text = f"{subject} is {abs(change):.0%} {'above' if change > 0 else 'below'} {reference} {other['frechet']:.3g}"
     pair = row["model"], other["model"]
     between = [each for each in metrics.get("differences", ()) if (each["model"], each["against"]) == pair]
-    return f"{text}; {difference_words(between[0])}." if between else f"{text}."  # an older version's have none
+    return f"{text}; {difference_words(between[0])}." if between else f"{text}."  # none in older versions
 
 
 def difference_words(difference: dict[str, Any]) -> str:
-    """Words on a `Difference`: how large it is, and whether other samples of the same models might turn it round."""
+    """Describe a `Difference`: its size, and whether other samples of the same models might reverse it."""
     low, high = difference["low"], difference["high"]
-    verdict = "which other seeds might turn round" if low <= 0 <= high else "more than the luck of the seeds"
+    verdict = "which other seeds might reverse" if low <= 0 <= high else "more than the luck of the seeds"
     return f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} (95%), {verdict}"
 
 
 def _held_out(metrics: dict[str, Any]) -> dict[str, Any] | None:
-    """The line of the held-out real rows, if there are some."""
+    """The line of the held-out real rows; None if there is none."""
     return next((row for row in metrics["real"] if row["model"].endswith("held out")), None)
 
 
 def notes_of(metrics: dict[str, Any]) -> list[str]:
-    """Notes on each column and on the lines of real rows."""
+    """Notes on each column, and on the lines of real rows."""
     more = ""
     if heldout := _held_out(metrics):
         more = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
@@ -185,14 +185,14 @@ def _floor_words(metrics: dict[str, Any]) -> str:
 
 
 def _losses_png(losses: list[dict[str, Any]]) -> bytes:
-    """Each model's loss by t, relative to the first one's."""
+    """Each model's loss by t, relative to the first model's."""
     first_T = losses[0]["by_t"]
     relative = {row["model"]: [own / base for own, base in zip(row["by_t"], first_T, strict=True)] for row in losses}
     return figure_png(line_chart(relative), transparent=True)
 
 
 def _curves_png(curves: dict[str, Any]) -> bytes | None:
-    """Losses in training and on held-out rows by step, a chart for each kind of network; None for no curve."""
+    """Training and held-out loss by step, one chart per kind of network; None if there are no curves."""
     charts = {
         {"expert": "experts (mean)"}.get(kind, kind): {
             "training": (curve["steps"], curve["losses"]),

@@ -1,4 +1,4 @@
-"""Diagnostics of the router: how well it knows noised held-out rows, and what becomes of images that it routes.
+"""Diagnostics of the router: its accuracy on noised held-out rows, and the trajectories of images that it routes.
 
 Shapes: B noised rows or images, K experts, S steps of a trajectory, M bins of confidence.
 """
@@ -24,15 +24,15 @@ from ddm_ray.sampling.trace import num_switches
 
 CONFIDENCE_BINS = 15
 MAX_IMAGES = 256
-"""Images of each strategy whose ways are followed: shares then have a standard error of 3 points at most."""
+"""Images per strategy with a recorded trajectory: enough for shares with a standard error of at most 3 points."""
 
 
 @dataclass(frozen=True)
 class PosteriorScore:
-    """The router's posterior of `n` rows of known clusters.
+    """The router's posterior on `n` rows with known clusters.
 
-    `accuracy`: share of rows, in [0, 1], whose cluster is the likeliest. `cross_entropy`, and the posterior's mean
-    `entropy`, in nats. `ece` and `ece_floor`, in [0, 1]: see `calibration_error`.
+    `accuracy`: share of rows, in [0, 1], with their own cluster as the likeliest. `cross_entropy`, and the
+    posterior's mean `entropy`, are in nats. `ece` and `ece_floor`, in [0, 1]: see `calibration_error`.
     """
 
     n: int
@@ -45,9 +45,9 @@ class PosteriorScore:
 
 @dataclass(frozen=True)
 class Shares:
-    """Each expert's share: its cluster's of the training rows and of the held-out ones, and the router's.
+    """Each expert's share: its cluster's share of the training rows and of the held-out rows, and the router's.
 
-    The router gives an expert its `posterior`, on average over held-out rows, or all rows of which it is `likeliest`.
+    The router's is the mean `posterior` over held-out rows, or the share of rows with the expert as the `likeliest`.
     """
 
     training: list[float]
@@ -58,11 +58,11 @@ class Shares:
 
 @dataclass(frozen=True)
 class RouterScore(PosteriorScore):
-    """The router on noised held-out rows with their conditions, at all t alike and `by_t`, in tenths (None: no row).
+    """The router on noised held-out rows with their conditions, over uniform t and `by_t` in tenths (None: no row).
 
-    `fitted_cross_entropy`: in nats, at the `temperature` that fits best; a calibrated router has temperature 1.
-    `prior_accuracy`, `prior_entropy`: those of p(k|c), which knows a row's condition and sees no image. `confusion`:
-    row counts, a line for each true cluster, a column for each that is the likeliest.
+    `fitted_cross_entropy`: in nats, at the best-fitting `temperature`; a calibrated router has temperature 1.
+    `prior_accuracy`, `prior_entropy`: those of p(k|c), which depends on a row's condition and not on its image.
+    `confusion`: row counts, one line per true cluster, one column per likeliest cluster.
     """
 
     temperature: float
@@ -76,12 +76,12 @@ class RouterScore(PosteriorScore):
 
 @dataclass(frozen=True)
 class TrajectoryScore:
-    """The ways of `n` images by a strategy that uses one expert at a time.
+    """The trajectories of `n` images under a strategy that uses one expert at a time.
 
-    `switches`: how often an image changes its expert, on average; `steady`: share of images that never do; `last`:
-    each expert's share of the last steps. `aligned`: share of images whose last expert owns their neighbour, the
-    nearest training row in the evaluation's features; `chance`: that share if any training row of the image's
-    condition were as likely to be its neighbour.
+    `switches`: mean number of changes of the expert per image. `steady`: share of images without a change. `last`:
+    each expert's share of the last steps. An image's neighbour is the nearest training row in the evaluation's
+    features. `aligned`: share of images with a neighbour in the cluster of their last expert. `chance`: that share if
+    all training rows of the image's condition were equally likely to be its neighbour.
     """
 
     strategy: str
@@ -101,18 +101,18 @@ def router_diagnostics(
     reference: Reference,
     decode: Decode,
 ) -> dict[str, Any] | None:
-    """RouterScore as a dict with the `trajectories` of strategies that use one expert at a time.
+    """RouterScore as a dict, with the `trajectories` of strategies that use one expert at a time.
 
-    None without a router, and without held-out rows.
+    None if there is no router, or fewer than two held-out rows.
 
-    Followed are the request's first MAX_IMAGES. `heldout_aligned`: share of held-out rows whose neighbour is of their
-    cluster, to compare with; samples, more typical than rows, may have more.
+    The trajectories are those of the request's first MAX_IMAGES images. `heldout_aligned`, for comparison: share of
+    held-out rows with a neighbour of their own cluster. Samples may have more, since they are more typical than rows.
     """
     if mixture.router is None or len(heldout) < 2:
         return None
     score = router_score(mixture, heldout, reference.seed)
     few, num_experts, trajectories = request.rows(slice(MAX_IMAGES)), mixture.info.num_experts, []
-    # Of a text nothing is known but p(k), the only row.
+    # A text's prior is p(k), the only row of the table.
     label_B = few.condition if isinstance(few.condition, Tensor) else torch.zeros(len(few.seeds), dtype=torch.int64)
     prior_BK = reference.prior_CK[label_B]
     for strategy in strategies:
@@ -126,7 +126,7 @@ def router_diagnostics(
 
 @torch.inference_mode()
 def router_score(mixture: Models, heldout: Rows, seed: int, times_per_row: int = 16) -> RouterScore:
-    """The router's score on held-out rows, without the run's `sample.router_temperature`."""
+    """The router's score on held-out rows, without `sample.router_temperature`."""
     noised = Noised.of(heldout, seed, times_per_row)
     assert mixture.router is not None
     assert mixture.info.prior_CK is not None
@@ -141,9 +141,9 @@ def router_score(mixture: Models, heldout: Rows, seed: int, times_per_row: int =
 
 
 def score_of(logits_BK: Tensor, cluster_B: Tensor, t_B: Tensor, prior_CK: Tensor, label_B: Tensor) -> RouterScore:
-    """The score of logits for rows of these clusters at these t, under these labels.
+    """The score of logits, given the rows' true clusters, times and labels.
 
-    `prior_CK`: p(k|c) among training rows, its last row p(k).
+    `prior_CK`: p(k|c) among training rows; its last row is p(k).
     """
     prior_BK = prior_CK[label_B].double()
     temperature = fit_temperature(logits_BK, cluster_B)
@@ -167,7 +167,7 @@ def score_of(logits_BK: Tensor, cluster_B: Tensor, t_B: Tensor, prior_CK: Tensor
 
 
 def posterior_score(logits_BK: Tensor, cluster_B: Tensor) -> PosteriorScore:
-    """The score of logits for rows (one at least) of these clusters."""
+    """The score of the logits of at least one row, given the rows' true clusters."""
     posterior_BK = logits_BK.double().softmax(dim=1)
     correct_B = logits_BK.argmax(dim=1) == cluster_B
     ece, ece_floor = calibration_error(posterior_BK.amax(dim=1), correct_B)
@@ -182,29 +182,29 @@ def posterior_score(logits_BK: Tensor, cluster_B: Tensor) -> PosteriorScore:
 
 
 def scores_by_t(logits_BK: Tensor, cluster_B: Tensor, t_B: Tensor) -> list[PosteriorScore | None]:
-    """The scores in each tenth of t; None in one that no row is in."""
+    """The scores in each tenth of t; None for a tenth without rows."""
     tenth_B = (t_B * BINS).long().clamp(max=BINS - 1)
     inside = [tenth_B == tenth for tenth in range(BINS)]
     return [posterior_score(logits_BK[own_B], cluster_B[own_B]) if own_B.any() else None for own_B in inside]
 
 
 def calibration_error(confidence_B: Tensor, correct_B: Tensor) -> tuple[float, float]:
-    """The expected calibration error, and its floor: about that of a calibrated router as sure of as many rows.
+    """The expected calibration error, and its floor: about the error of a calibrated router with these confidences.
 
-    In CONFIDENCE_BINS equal bins of confidence (Guo et al. 2017, arXiv 1706.04599, section 2), of which each holds its
-    upper end: the gap between mean confidence and accuracy, weighted by the bin's rows. A few rows are never right in
-    exactly their share, hence the floor, by the normal approximation and as if no two rows were of one image.
+    In CONFIDENCE_BINS equal bins of confidence that include their upper end (Guo et al. 2017, arXiv 1706.04599,
+    section 2): the gap between mean confidence and accuracy, weighted by the bin's rows. A few rows are never right
+    in exactly their share, hence the floor. It uses the normal approximation, and treats all rows as independent.
     """
     bin_B = (confidence_B * CONFIDENCE_BINS).ceil().long().clamp(1, CONFIDENCE_BINS) - 1
     gap_M = torch.bincount(bin_B, correct_B.double() - confidence_B, CONFIDENCE_BINS).abs()
     variance_M = torch.bincount(bin_B, confidence_B * (1 - confidence_B), CONFIDENCE_BINS)
-    # The mean of a normal variable's absolute value is its standard deviation times the root of 2 / pi.
+    # The mean absolute value of a centred normal variable is its standard deviation times sqrt(2 / pi).
     chance_M = (2 / math.pi * variance_M).sqrt()
     return float(gap_M.sum() / len(bin_B)), float(chance_M.sum() / len(bin_B))
 
 
 def confusion(logits_BK: Tensor, cluster_B: Tensor) -> Tensor:
-    """Row counts (K, K), int64: a line for each true cluster, a column for each that is the likeliest."""
+    """Row counts (K, K), int64: one line per true cluster, one column per likeliest cluster."""
     num_experts = logits_BK.shape[1]
     cell_B = cluster_B * num_experts + logits_BK.argmax(dim=1)
     return torch.bincount(cell_B, minlength=num_experts**2).view(num_experts, num_experts)
@@ -213,7 +213,7 @@ def confusion(logits_BK: Tensor, cluster_B: Tensor) -> Tensor:
 def trajectory_score(
     strategy: str, routing_SBK: Tensor, neighbour_B: np.ndarray, prior_BK: np.ndarray
 ) -> TrajectoryScore:
-    """The score of images by their experts' weights, step by step, their neighbours' clusters, and p(k|c) of each."""
+    """The score of images by their experts' weights at each step, their neighbours' clusters, and p(k|c) of each."""
     switches_B, last_B = np.array(num_switches(routing_SBK)), routing_SBK[-1].argmax(dim=1).numpy()
     count = len(last_B)
     return TrajectoryScore(

@@ -1,4 +1,4 @@
-"""The router's part of the report: its charts, and its findings in words. From the numbers in metrics.json alone."""
+"""The router's section of the report: its charts, and its findings in words. Reads only metrics.json."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ddm_ray.pictures.figure import figure_png, heat_map, line_charts
 
 @dataclass(frozen=True)
 class RouterPage:
-    """PNG pictures, a sentence for each chart and for the confusion, and the table of shares: headings and lines."""
+    """PNG pictures, a sentence per chart and one on the confusion, and headings and lines of the table of shares."""
 
     by_t_png: bytes
     by_t_notes: list[str]
@@ -22,7 +22,7 @@ class RouterPage:
 
 
 def router_page(router: dict[str, Any]) -> RouterPage:
-    """The pictures and words on the router of metrics.json."""
+    """Pictures of, and notes on, the router's numbers in metrics.json."""
     shares, trajectories = router["shares"], router["trajectories"]
     columns = {
         "training rows": shares["training"],
@@ -83,12 +83,12 @@ def _confusion_note(confusion: list[list[int]]) -> str:
     worst = share_KK[true, likeliest]
     mistake = f" The most frequent mistake: cluster {true}, taken for {likeliest} in {worst:.0%}." if worst > 0 else ""
     return (
-        "Of 100 noised held-out rows of a cluster (line), how many the router takes for each cluster (column), at all"
-        f" t alike. On the diagonal it is right.{mistake}"
+        "Of 100 noised held-out rows of a cluster (line), how many the router takes for each cluster (column), with t"
+        f" uniform in [0, 1]. On the diagonal it is right.{mistake}"
     )
 
 
 def _of_each_line(confusion: list[list[int]]) -> np.ndarray:
-    """Shares (K, K) of each line's rows; 0 in a line without any."""
+    """Each line's counts as shares (K, K); 0 in a line without rows."""
     count_KK = np.array(confusion, dtype=np.float64)
     return count_KK / count_KK.sum(axis=1, keepdims=True).clip(min=1)

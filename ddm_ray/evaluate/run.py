@@ -1,4 +1,4 @@
-"""evaluate(run): sample every model on the same conditions and seeds, measure, and write the report."""
+"""Evaluate a run: sample every model on the same conditions and seeds, measure, and write the report."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from ddm_ray.data import OnProgress, no_progress, phase
-from ddm_ray.data.sharded.stage import ShareTold, make_chunks
+from ddm_ray.data.sharded.stage import ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Executor, read_whole
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup, decoder, later_than, newest_milestones, outdated
@@ -16,7 +16,7 @@ from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.measure import measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
 from ddm_ray.evaluate.reference import named
-from ddm_ray.evaluate.report import render
+from ddm_ray.evaluate.report import render_report
 from ddm_ray.evaluate.samples import (
     CandidateSamples,
     MakeSamples,
@@ -37,7 +37,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import validate
 
 REPORT = "_report/REPORT.json"
-"""Names the file that holds what was measured, before the manifest makes it count."""
+"""JSON object that names the file of results, before the manifest commits them."""
 
 
 def evaluate(
@@ -49,15 +49,15 @@ def evaluate(
     made_on: str | None = None,
     at: int | None = None,
 ) -> Manifest:
-    """Write eval/<name>: samples, metrics.json, grid.png, experts.png and report.html; a no-op if it is finished.
+    """Write eval/<name>: samples, metrics.json, grid.png, experts.png and report.html. A no-op if it is finished.
 
-    Of router, monolith and student it measures those that there were when it was begun, and names the others, as it
-    does a monolith or a student that was made otherwise than this run wants it. What still trained then is measured by
-    its newest milestone; every expert needs one. `at`: measure all by their newest weights of so many steps at most.
-    Killed at any moment, called again it goes on. `execute` makes the samples, and embeds real rows, on devices
-    `made_on`; None: this process does, on `device`, on which all is measured.
-    Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for a strategy that doesn't exist; DataError
-    without training rows; and what `load_embedder` and `Clip.from_pretrained` raise.
+    Of router, monolith and student, it measures those that existed when it began, and names the others, including a
+    monolith or student that doesn't match this run. A model that is still training is measured by its newest
+    milestone; every expert needs one. `at`: measure all models by their newest weights after at most this many steps.
+    A killed call is resumed by calling again. `execute` makes the samples, and embeds real rows, on devices
+    `made_on`; None: this process does so on `device`, which also runs all measurements.
+    Raises MissingArtifact, CorruptArtifact, DriftError; SamplingError for an unknown strategy; DataError without
+    training rows; and the errors of `load_embedder` and `Clip.from_pretrained`.
     """
     artifact = evaluation(name)
     if finished := run.finished(artifact):
@@ -76,11 +76,11 @@ def evaluate(
         lacks = "; ".join(lineup.missing.values())
         raise MissingArtifact(f"{run.url}: nothing to measure: {lacks}", run.make(MONOLITH))
     config = run.config.evaluate
-    # Before hours of sampling.
+    # Loaded now, so that an error shows before hours of sampling.
     embedder = load_embedder(config.features, device)
     clip = None if config.clip is None else Clip.from_pretrained(config.clip, device)
     rows = RealRows.of(run, device)
-    run.finished(named(run.config, rows.elsewhere))  # made otherwise, it is told now
+    run.finished(named(run.config, rows.elsewhere))  # raises DriftError now rather than after sampling
     captions = None if clip is None else CaptionScore.of(clip, rows)
     prompts_N = prompts_of(run, rows)
     numbers = rows.numbers(config, prompts_N)
@@ -92,9 +92,9 @@ def evaluate(
         units, milestones = portions(lineup.candidates, numbers), tuple(map(Milestone.of, earlier.values()))
         plan = chunks.plan(lambda: SamplesPlan(units, tuple(identity.inputs), milestones), identity)
         if {*plan.trained} != {*identity.inputs} or plan.earlier != earlier:
-            # Another command has begun it meanwhile, with what there was then.
+            # A concurrent command began the evaluation with the models of that moment.
             return evaluate(run, name, on_progress, device, execute, made_on, at)
-        observer = ShareTold[SamplesRecord](plan.units, phase(on_progress, 0.02, 0.78), "sampling")
+        observer = ShareReporter[SamplesRecord](plan.units, phase(on_progress, 0.02, 0.78), "sampling")
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = list(make_chunks(chunks, plan, executor, read_whole, maker, observer))
         chunks.require_complete(plan, records)
@@ -116,12 +116,12 @@ def evaluate(
                 on_progress,
                 earlier,
             )
-            page = render(metrics, grid_png, experts_png).encode()
+            page = render_report(metrics, grid_png, experts_png).encode()
             text = json.dumps(metrics, indent=1).encode() + b"\n"
             files = {"metrics.json": text, "grid.png": grid_png, "experts.png": experts_png, "report.html": page}
             return save({file: np.frombuffer(data, np.uint8) for file, data in files.items()}), {}
 
-        # Once for all: of two commands at once each writes the files that the manifest of either names.
+        # Written once: of two concurrent commands, each writes the files that either one's manifest names.
         packed, _ = chunks.write_once(REPORT, ".safetensors", measured)
     files = {file: data.tobytes() for file, data in load(packed).items()}
     for file, data in files.items():

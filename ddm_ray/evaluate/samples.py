@@ -1,4 +1,4 @@
-"""Samples of every candidate as chunks on storage, which a killed evaluation goes on from, in bounded memory.
+"""Samples of every candidate as chunks on storage, so that a killed evaluation resumes; memory is bounded.
 
 Shapes: B images of a portion, CHW image.
 """
@@ -36,9 +36,9 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Portion:
-    """Consecutive images of one candidate, from the `first` on: a unit of work.
+    """A unit of work: consecutive images of one candidate, from the `first` on.
 
-    `numbers`: those of their conditions among `prompts`; `work`: rows of experts, about.
+    `numbers`: the images' conditions, as indices into `prompts_of`. `work`: approximate rows through experts.
     """
 
     candidate: str
@@ -57,7 +57,7 @@ class Portion:
 
 @dataclass(frozen=True)
 class Milestone:
-    """Weights of a job on its way, which an evaluation takes in place of finished ones."""
+    """Weights of a job that is still training, which an evaluation uses in place of finished ones."""
 
     artifact: str
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)]
@@ -74,9 +74,9 @@ class Milestone:
 
 @dataclass(frozen=True)
 class SamplesPlan:
-    """The images of all candidates in portions, and the trained artifacts that there were when it was made.
+    """The images of all candidates in portions, and the trained artifacts that existed when the plan was made.
 
-    `milestones`: the weights of those on their way.
+    `milestones`: the weights of jobs that were still training.
     """
 
     units: tuple[Portion, ...]
@@ -85,15 +85,15 @@ class SamplesPlan:
 
     @property
     def earlier(self) -> dict[Artifact, Weights]:
-        """The weights of what was on its way, by artifact."""
+        """The milestones' weights by artifact."""
         return {each.weights.artifact: each.weights for each in self.milestones}
 
 
 @dataclass(frozen=True)
 class SamplesRecord(ChunkRecord):
-    """A portion's images: their file, the networks' rows that they cost, and seconds.
+    """A portion's images: their file, the network rows that they cost, and seconds.
 
-    These are of one CPU core, or elapsed on an accelerator.
+    Seconds are CPU time of one core, or elapsed time on an accelerator.
     """
 
     candidate: str
@@ -109,7 +109,7 @@ SamplesStore = ChunkStore[SamplesPlan, SamplesRecord]
 
 
 def portions(candidates: Sequence[Candidate], numbers: Sequence[int]) -> tuple[Portion, ...]:
-    """All candidates' images of the conditions of these numbers, BATCH at most in a portion."""
+    """The images of all candidates, for the conditions `numbers`, in portions of at most BATCH images."""
     parts = [(first, tuple(numbers[first : first + BATCH])) for first in range(0, len(numbers), BATCH)]
     return tuple(
         Portion(candidate.name, first, part, candidate.cost * len(part))
@@ -119,7 +119,7 @@ def portions(candidates: Sequence[Candidate], numbers: Sequence[int]) -> tuple[P
 
 
 def request_of(config: RunConfig, prompts_N: Condition, numbers: Sequence[int], first: int = 0) -> SampleRequest:
-    """The request for an evaluation's images from the `first` on, the same for every candidate."""
+    """The request for an evaluation's images from the `first` on. It is the same for every candidate."""
     every = consecutive_seeds(config.evaluate.seed, config.evaluate.num_samples, SeedPurpose.EVALUATION)
     condition = prompts_N[torch.tensor(numbers)]
     return SampleRequest(every[first : first + len(numbers)], condition, config.sample)
@@ -127,7 +127,7 @@ def request_of(config: RunConfig, prompts_N: Condition, numbers: Sequence[int], 
 
 @dataclass(frozen=True)
 class Made:
-    """A portion's images, uint8 (B, C, H, W), before they are stored, and what a SamplesRecord says of them."""
+    """A portion's images, uint8 (B, C, H, W), before they are stored, and the fields of their SamplesRecord."""
 
     candidate: str
     image_BCHW: Tensor
@@ -139,7 +139,7 @@ class Made:
 
 @dataclass(frozen=True)
 class MakeSamples:
-    """The `ChunkMaker` of samples. `lineup`: the models, where they are in memory; other processes load theirs."""
+    """The `ChunkMaker` of samples. `lineup`: the models, if they are in memory; other processes load their own."""
 
     chunks: SamplesStore
     identity: Identity
@@ -150,7 +150,7 @@ class MakeSamples:
         return type(self), (self.chunks, self.identity, self.device)
 
     def load(self) -> Callable[[Portion], Made]:
-        """Load the models. Raises DriftError if they aren't those that this evaluation was begun with."""
+        """Load the models. Raises DriftError if they aren't those that the evaluation began with."""
         run = self.chunks.run
         self.chunks.require_same(self.identity)
         lineup = self.lineup
@@ -163,7 +163,7 @@ class MakeSamples:
             prompts_of(run, device=self.device),
             torch.device(self.device),
         )
-        # A thread's own CPU time doesn't count what the other portions, or other programs, take from its core.
+        # A thread's own CPU time excludes what other portions, or other programs, take from its core.
         clock = time.thread_time if device.type == "cpu" else time.perf_counter
 
         def make(portion: Portion) -> Made:
@@ -187,7 +187,7 @@ class MakeSamples:
 
 @dataclass(frozen=True)
 class CandidateSamples:
-    """The finished samples of one candidate, part by part."""
+    """The finished samples of one candidate, read part by part."""
 
     chunks: SamplesStore
     plan: SamplesPlan
@@ -196,12 +196,12 @@ class CandidateSamples:
 
     @property
     def number_M(self) -> Tensor:
-        """Numbers of the images' conditions, int64 (M,): their labels where these are classes."""
+        """Numbers of the images' conditions, int64 (M,). For classes these are the labels."""
         own = (unit.numbers for unit in self.plan.units if unit.candidate == self.candidate)
         return torch.tensor([number for numbers in own for number in numbers])
 
     def images(self) -> Iterator[Tensor]:
-        """Images in [-1, 1], (B, C, H, W) of each part, to a 255th as pictures are. Raises CorruptArtifact."""
+        """Yield parts (B, C, H, W) of images in [-1, 1], in 256 levels as in pictures. Raises CorruptArtifact."""
         shape = self.chunks.run.config.data.pixel_shape
         for record in self._own:
             name = record.part[0]
@@ -216,7 +216,7 @@ class CandidateSamples:
             yield image_BCHW.float() / 127.5 - 1
 
     def costs(self) -> dict[str, float | None]:
-        """Networks' rows and seconds of an image; these are None where some were made on another kind of device."""
+        """Network rows and seconds per image; seconds are None if images were made on different kinds of devices."""
         count = sum(record.images for record in self._own)
         alike = len({record.device for record in self._own}) == 1
         return {
@@ -231,13 +231,13 @@ class CandidateSamples:
 
 
 def here(device: str) -> SideBySide:
-    """The executor in this process: a portion a core, of eight at most, or one after another on an accelerator."""
+    """The executor in this process: one portion per core, at most eight; one at a time on an accelerator."""
     return SideBySide(min(os.cpu_count() or 1, 8) if torch.device(device).type == "cpu" else 1)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Give each operation of torch one thread inside, and as many as before afterwards."""
+    """Limit each torch operation to one thread inside the context, and restore the number of threads after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

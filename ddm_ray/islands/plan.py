@@ -13,7 +13,7 @@ import torch
 from ddm_ray.config import DataConfig
 from ddm_ray.cores import usable_cores
 from ddm_ray.data.schema import EMBEDDING, data_dtype
-from ddm_ray.data.sources.look import count_rows
+from ddm_ray.data.sources.look import count_source_rows
 from ddm_ray.errors import DDMError
 from ddm_ray.islands.needs import LIBRARIES_BYTES, ModelNeeds, needs_of
 from ddm_ray.memory import free_bytes
@@ -171,7 +171,7 @@ def _rows(run: Run) -> tuple[int | None, int | None, int]:
     """
     rows, config = _info(run, ROWS), run.config
     written = [sum(run.store.sizes(each).values()) if _info(run, each) else 0 for each in (ROWS, PARTITION)]
-    in_source = None if rows or config.partition.given else count_rows(config.data)  # owners name their own
+    in_source = None if rows or config.partition.given else count_source_rows(config.data)  # owners name their own
     count = RowsInfo.of(rows).rows if rows else in_source
     if count is None:
         return None, None, 0

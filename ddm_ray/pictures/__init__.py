@@ -1,1 +1,1 @@
-"""Pictures and pages: grids of images, charts, PNG files, HTML reports. Knows no run and no model."""
+"""Pictures and pages: grids of images, charts, PNG files, HTML reports. Independent of runs and models."""

@@ -1,4 +1,4 @@
-"""Charts by matplotlib, as PNG files. Only making one needs it."""
+"""Charts by matplotlib, as PNG files. matplotlib is imported when a chart is made."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 COLOURS = ("#7a828f", "#3b7dd8", "#d9822b", "#8a56c2", "#2f9e62", "#c94f6d")
 LOGARITHMIC_FROM = 20
-GREY = "#8a92a0"  # to be read on light and on dark paper
-MOST_NUMBERED = 16
+GREY = "#8a92a0"  # legible on light and on dark paper
+MAX_NUMBERED = 16
 
 
 def figure(width: float, height: float) -> "Figure":
-    """An empty figure of so many hundreds of pixels each way."""
+    """An empty figure. `width` and `height` are in hundreds of pixels."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=100, layout="constrained")
@@ -31,7 +31,7 @@ def figure_png(figure: "Figure", transparent: bool = False) -> bytes:
 
 
 def error_chart(points: Mapping[str, tuple[float, float, float]], x_label: str, y_label: str) -> "Figure":
-    """A point a name at (x, y) with a bar of the third number up and down; x > 0, logarithmic where it is far apart."""
+    """One point per name at (x, y) with an error bar of the third number. x > 0, on a log scale if it varies widely."""
     chart = figure(6.4, 3.0)
     axes = chart.add_subplot()
     for number, (name, (x, y, deviation)) in enumerate(points.items()):
@@ -59,7 +59,7 @@ def line_chart(series: Mapping[str, Sequence[float]]) -> "Figure":
 
 
 def line_charts(charts: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
-    """Charts side by side, each under its title and from 0 upwards, as `line_chart`; a NaN is a gap in its line."""
+    """Charts side by side, each like `line_chart` with a title and a y-axis from 0; a NaN leaves a gap in its line."""
     row = figure(3.2 * len(charts), 2.9)
     for axes, (title, series) in zip(row.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
         _lines(axes, series)
@@ -72,7 +72,7 @@ def line_charts(charts: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure"
 
 
 def curve_charts(charts: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> "Figure":
-    """Charts side by side, each under its title: one line per name through its points, given as (xs, ys)."""
+    """Charts side by side, each with a title: one line per name through its points, given as (xs, ys)."""
     row = figure(3.6 * len(charts), 2.9)
     for axes, (title, lines) in zip(row.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
         for number, (name, (xs, ys)) in enumerate(lines.items()):
@@ -85,9 +85,9 @@ def curve_charts(charts: Mapping[str, Mapping[str, tuple[Sequence[float], Sequen
 
 
 def heat_map(share_RC: np.ndarray, row_title: str, column_title: str) -> "Figure":
-    """Shares in [0, 1] as shades, in percent where there are at most MOST_NUMBERED columns; rows numbered downwards."""
+    """Shares in [0, 1] as shades, with percentages for at most MAX_NUMBERED columns; row 0 is at the top."""
     num_rows, num_columns = share_RC.shape
-    side = 1.4 + 0.55 * min(max(num_rows, num_columns), MOST_NUMBERED)
+    side = 1.4 + 0.55 * min(max(num_rows, num_columns), MAX_NUMBERED)
     picture = figure(side + 0.6, side)
     axes = picture.add_subplot()
     axes.imshow(share_RC, cmap="Blues", vmin=0, vmax=1)
@@ -95,7 +95,7 @@ def heat_map(share_RC: np.ndarray, row_title: str, column_title: str) -> "Figure
     axes.set_ylabel(row_title, color=GREY)
     axes.tick_params(colors=GREY, length=0)
     axes.spines[:].set_visible(False)
-    if num_columns <= MOST_NUMBERED:
+    if num_columns <= MAX_NUMBERED:
         axes.set_xticks(range(num_columns))
         axes.set_yticks(range(num_rows))
         for (row, column), share in np.ndenumerate(share_RC):
@@ -114,7 +114,7 @@ def _lines(axes: "Axes", series: Mapping[str, Sequence[float]]) -> None:
 
 
 def plain(axes: "Axes") -> None:
-    """Faint lines and no frame."""
+    """Draw faint grid lines and no frame."""
     axes.grid(axis="y", color=GREY, alpha=0.3)
     axes.tick_params(which="both", colors=GREY, length=0)
     axes.spines[:].set_visible(False)

@@ -1,4 +1,4 @@
-"""Fonts that letters of many scripts can be drawn with: Pillow's own, else those that matplotlib brings."""
+"""Fonts that cover many scripts: Pillow's own, else those that matplotlib ships."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -9,17 +9,17 @@ from PIL import ImageFont
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 _NOWHERE = "\U0010ffff"
-"""A code that no font has a picture of: what is drawn for it stands for all that are missing."""
+"""A code point that no font has a glyph for: what is drawn for it is what is drawn for every missing glyph."""
 
 
 def font_for(texts: Iterable[str], size: int) -> Font | None:
-    """A font that has a picture of every letter of these texts; None where none that is here has."""
+    """A font with a glyph for every letter of these texts; None if no available font has them all."""
     letters = _letters(texts)
     return next((font for font in _fonts(size) if _drawn(font, letters) == len(letters)), None)
 
 
 def font_of_most(texts: Iterable[str], size: int) -> Font:
-    """The font that has pictures of the most letters of these texts: of texts in several scripts none may have all."""
+    """The font with glyphs for most letters of these texts. Texts in several scripts may exceed every font."""
     letters = _letters(texts)
     return max(_fonts(size), key=lambda font: _drawn(font, letters))
 
@@ -31,7 +31,7 @@ def _letters(texts: Iterable[str]) -> set[str]:
 @cache
 def _fonts(size: int) -> tuple[Font, ...]:
     fonts: list[Font] = [ImageFont.load_default(size)]
-    spec = find_spec("matplotlib")  # its files alone
+    spec = find_spec("matplotlib")  # its font files are enough: matplotlib isn't imported
     if spec and spec.submodule_search_locations:
         path = Path(next(iter(spec.submodule_search_locations)), "mpl-data/fonts/ttf/DejaVuSans.ttf")
         if path.is_file():
@@ -40,7 +40,7 @@ def _fonts(size: int) -> tuple[Font, ...]:
 
 
 def _drawn(font: Font, letters: set[str]) -> int:
-    """Number of the letters that the font has a picture of."""
+    """The number of letters that the font has a glyph for."""
     return sum(_draws(font, letter) for letter in letters)
 
 

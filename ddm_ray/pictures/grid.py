@@ -1,4 +1,4 @@
-"""Pictures of many small images: labelled rows of them. Shapes: B images, C channels, H, W."""
+"""Pictures of many small images in labelled rows. Shapes: B images, C channels, H, W."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,16 @@ TILE = 48
 
 @dataclass(frozen=True)
 class GridRow:
-    """A label and the images (B, C, H, W) in [-1, 1] beside it."""
+    """A label and the images beside it, (B, C, H, W) in [-1, 1]."""
 
     label: str
     images_BCHW: Tensor
 
 
 def grid(rows: list[GridRow], headings: list[str] | None = None) -> Image.Image:
-    """The rows below each other, every image enlarged smoothly, by a whole factor, to about TILE pixels.
+    """Draw the rows below each other, every image enlarged smoothly, by a whole factor, to about TILE pixels.
 
-    `headings` name equal groups of columns. All rows have images of one shape; shorter rows end in paper.
+    `headings` name equal groups of columns. All images have one shape. Shorter rows leave blank paper at their end.
     """
     num_columns = max(len(row.images_BCHW) for row in rows)
     height, width = rows[0].images_BCHW.shape[2:]

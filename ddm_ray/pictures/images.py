@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def to_unit(images_BCHW: Tensor) -> Tensor:
-    """Model range [-1, 1] to [0, 1], what lies outside clipped; float32 on the CPU."""
+    """Model range [-1, 1] to [0, 1], values outside it clipped; float32 on the CPU."""
     return ((images_BCHW.float().cpu() + 1) / 2).clamp(0, 1)
 
 

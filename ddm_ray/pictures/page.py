@@ -1,4 +1,4 @@
-"""HTML pages that hold their pictures and fetch nothing, from the templates beside this file."""
+"""Self-contained HTML pages, rendered from the templates beside this file."""
 
 from base64 import b64encode
 from functools import cache
@@ -10,8 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ddm_ray.spelling import spelled_out
 
 
-def page(template: str, **values: Any) -> str:
-    """The page that `templates/TEMPLATE.html` makes of the values, all of which it escapes and spells out."""
+def render_page(template: str, **values: Any) -> str:
+    """Render `templates/TEMPLATE.html` with these values. Markup and unprintable characters in them are escaped."""
     return _environment().get_template(f"{template}.html").render(values)
 
 
@@ -31,7 +31,7 @@ def _environment() -> Environment:
 
 
 def _finalized(value: Any) -> Any:
-    """The value, a text of others without what turns text around; markup of our own stays."""
+    """The value with the unprintable characters of a text escaped, except those of our own markup."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     return "\n".join(map(spelled_out, value.split("\n")))

@@ -1,4 +1,4 @@
-"""Pictures as PNG files. Without torch, which processes that only read images don't load."""
+"""Pictures as PNG files. Imports no torch, for processes that only read images."""
 
 import io
 
@@ -6,7 +6,7 @@ from PIL import Image
 
 
 def to_png(picture: Image.Image, compression: int | None = None) -> bytes:
-    """The picture as a PNG file, as small as it gets; with a `compression` of 0 to 9 sooner, and larger."""
+    """The picture as the smallest PNG file; `compression` 0 to 9 is faster, and the file larger."""
     buffer = io.BytesIO()
     if compression is None:
         picture.save(buffer, "PNG", optimize=True)

@@ -17,7 +17,7 @@ from ddm_ray.core.streams import REPLAY, SeedPurpose, consecutive_seeds, stream
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parquet
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
-from ddm_ray.data.sharded.stage import ShareTold, make_chunks
+from ddm_ray.data.sharded.stage import ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Executor, read_whole
 from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Begin
@@ -87,7 +87,7 @@ def make_replay(
     plan = chunks.plan(lambda: _planned(run, cluster))
     maker = MakeReplay(chunks, identity, device)
     records = make_chunks(
-        chunks, plan, execute, read_whole, maker, ShareTold(plan.units, on_progress, "asking the expert")
+        chunks, plan, execute, read_whole, maker, ShareReporter(plan.units, on_progress, "asking the expert")
     )
     chunks.require_complete(plan, records)
     chunks.delete_strays(records)

@@ -14,7 +14,7 @@ from ddm_ray.data.schema import shard_schema
 from ddm_ray.errors import ConfigError, CorruptArtifact
 from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.compare import Side
-from ddm_ray.evaluate.report import print_table
+from ddm_ray.evaluate.report import report_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.models.clip import Clip
 from ddm_ray.run.graph import evaluation, shard
@@ -97,7 +97,7 @@ def test_shards_of_an_older_version_have_no_score_and_it_is_told(
     metrics = read_metrics(old)
     assert "clip" not in metrics["models"][0] and metrics["clip"] is None
     assert metrics["missing"]["clip"].startswith("CLIP score (the shards, of an older version, keep no captions")
-    assert "Not measured: CLIP score" in print_table(metrics)
+    assert "Not measured: CLIP score" in report_table(metrics)
 
 
 def test_what_it_cannot_score_with_is_refused(clip: str, tmp_path: Path) -> None:

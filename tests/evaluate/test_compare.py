@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from ddm_ray.cli import main
 from ddm_ray.errors import SamplingError
 from ddm_ray.evaluate.compare import Comparison, Side, compare
-from ddm_ray.evaluate.compare_report import print_table, render, sentences
+from ddm_ray.evaluate.compare_report import comparison_findings, comparison_table, render_comparison
 from ddm_ray.evaluate.distances import Gaussian
 from ddm_ray.evaluate.metrics import Difference, deviation
 from ddm_ray.evaluate.run import evaluate, read_metrics
@@ -69,17 +69,17 @@ def test_two_runs_are_measured_by_one_reference_at_equal_numbers(both: Compariso
     # The real rows are the same, and so is the classifier that they make.
     assert both.lines[1]["frechet"] == own["once"] and both.lines[3]["frechet"] == own["monolith"]
     assert both.paired == [line["model"] for line in both.lines]
-    assert "They were sampled with different steps." in sentences(both)
+    assert "They were sampled with different steps." in comparison_findings(both)
     page = Balanced()
-    page.feed(text := render(both))
+    page.feed(text := render_comparison(both))
     assert set(page.open) <= {"html"} and len(page.sources) == 2 and ">steps</th>" in text
-    assert max(len(line) for line in print_table(both).splitlines()) <= 100
+    assert max(len(line) for line in comparison_table(both).splitlines()) <= 100
 
 
 def test_what_is_not_paired_is_marked(both: Comparison) -> None:
     unpaired = replace(both, paired=["first: once"])
-    marked = [line for line in sentences(unpaired) if "(other labels or seeds: not paired)" in line]
-    assert len(marked) == 3 and not any("not paired" in line for line in sentences(both))
+    marked = [line for line in comparison_findings(unpaired) if "(other labels or seeds: not paired)" in line]
+    assert len(marked) == 3 and not any("not paired" in line for line in comparison_findings(both))
 
 
 def test_pairs_know_a_difference_that_two_errors_would_hide() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, between, nearest, total_variation
+from ddm_ray.evaluate.distances import Gaussian, RealNeighbours, between, nearest_rows, total_variation
 from ddm_ray.evaluate.metrics import deviation
 
 
@@ -114,7 +114,7 @@ def test_radius_reaches_the_kth_neighbour_and_no_further() -> None:
 
 
 def test_nearest_is_the_index_among_real_rows() -> None:
-    assert nearest(np.array([[0.0], [5.0], [9.0]]), np.array([[8.0], [1.0]])).tolist() == [2, 0]
+    assert nearest_rows(np.array([[0.0], [5.0], [9.0]]), np.array([[8.0], [1.0]])).tolist() == [2, 0]
 
 
 @settings(max_examples=25, deadline=None)

@@ -16,7 +16,7 @@ from PIL import Image
 from ddm_ray.cli import main
 from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.costs import training_cost
-from ddm_ray.evaluate.report import print_table
+from ddm_ray.evaluate.report import report_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.run.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluation
 from ddm_ray.run.run import Run
@@ -167,7 +167,7 @@ def test_what_is_there_is_measured_and_what_is_missing_is_said(random_run: Run, 
     training = metrics["training"]
     assert [job["job"] for job in training["jobs"]] == ["experts/000", "experts/001", "student"]
     assert (training["experts_over_monolith"], training["router_over_experts"]) == (None, None)
-    page, text = (tmp_path / "run/eval/demo/report.html").read_text(), print_table(metrics)
+    page, text = (tmp_path / "run/eval/demo/report.html").read_text(), report_table(metrics)
     for line in ("full, top-1, top-2 (there is no trained router)", "monolith (it isn&#39;t trained)"):
         assert f"Not measured: {line}." in page and f"Not measured: {html.unescape(line)}." in text
     assert "beside the monolith" not in page

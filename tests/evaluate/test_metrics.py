@@ -6,11 +6,10 @@ import pytest
 
 from ddm_ray.evaluate import metrics
 from ddm_ray.evaluate.compare import Side, compare
-from ddm_ray.evaluate.compare_report import print_table as print_comparison
-from ddm_ray.evaluate.compare_report import render as render_comparison
+from ddm_ray.evaluate.compare_report import comparison_table, render_comparison
 from ddm_ray.evaluate.image_set import ImageSet
 from ddm_ray.evaluate.metrics import METRICS, Column, Metric, columns, measured, notes
-from ddm_ray.evaluate.report import print_table
+from ddm_ray.evaluate.report import report_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.run.graph import evaluation
 from tests.random_run import make_run
@@ -35,7 +34,7 @@ def test_one_entry_is_measured_stored_shown_and_explained(tmp_path, monkeypatch:
     page = run.read(evaluation("demo"), "report.html").decode()
     for text in (page, render_comparison(comparison)):
         assert ">classes seen<" in text and words in text and "<li>Classes seen: what the classifier sees.</li>" in text
-    for text in (print_table(read_metrics(run)), print_comparison(comparison)):
+    for text in (report_table(read_metrics(run)), comparison_table(comparison)):
         assert " seen " in text and words in text
     assert json.loads(json.dumps(comparison.as_json()))["lines"][0].keys() > {"classes", "classes_std"}
 

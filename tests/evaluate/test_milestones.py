@@ -14,7 +14,7 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import CorruptArtifact, MissingArtifact
 from ddm_ray.evaluate.candidates import newest_milestones
 from ddm_ray.evaluate.compare import Side, compare
-from ddm_ray.evaluate.report import milestones_in_words, print_table
+from ddm_ray.evaluate.report import milestones_in_words, report_table
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.published import Weights
@@ -70,11 +70,15 @@ def test_what_still_trains_is_measured_by_its_newest_milestone(run: Run) -> None
     job = train_job(run, expert(1))
     assert costs["experts/001"]["flops"] == job.training_flops(200) and costs["experts/001"]["seconds"] is None
     assert costs["experts/001"]["parameters"] == costs["experts/000"]["parameters"]
-    sentence = f"By weights of models on their way: {milestones_in_words(metrics['milestones'])}."
-    assert sentence in " ".join(print_table(metrics).split()).replace("- ", "-")
+    sentence = (
+        f"Models that were still training, measured by a milestone: {milestones_in_words(metrics['milestones'])}."
+    )
+    assert sentence in " ".join(report_table(metrics).split()).replace("- ", "-")
     assert sentence in run.read(evaluation("demo"), "report.html").decode()
     assert run.require(evaluation("demo")).identity.inputs.keys() == {"experts/000", "monolith"}
-    assert sampling_settings(run).strategy == "once", "what is best of models on their way isn't of finished ones"
+    assert sampling_settings(run).strategy == "once", (
+        "the best strategy of unfinished models isn't that of finished ones"
+    )
 
 
 def test_killed_it_goes_on_by_the_milestones_that_it_was_begun_with(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ddm_ray.config import EmbedderConfig, load_recipe
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.evaluate.compare import Side, compare
-from ddm_ray.evaluate.compare_report import render
+from ddm_ray.evaluate.compare_report import render_comparison
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.models.embedder_networks import TimmEmbedder
@@ -74,7 +74,7 @@ def test_reports_name_the_network_and_its_weights(run: Run) -> None:
     assert read_metrics(run)["features"] == words
     assert words in run.read(evaluation("demo"), "report.html").decode()
     compared = compare([Side(run, "demo", "run")])
-    assert compared.as_json()["features"] == words and words in render(compared)
+    assert compared.as_json()["features"] == words and words in render_comparison(compared)
     rows = {row["model"]: row["frechet"] for row in read_metrics(run)["models"]}
     assert {line["model"]: line["frechet"] for line in compared.lines} == rows
     assert "small classifier" in features_in_words(None, 32)

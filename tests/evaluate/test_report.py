@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddm_ray.evaluate.curves import POINTS, Curve
-from ddm_ray.evaluate.report import notes_of, print_table, render, sentences
+from ddm_ray.evaluate.report import findings, notes_of, render_report, report_table
 
 VOID = {"meta", "img", "br"}
 
@@ -35,19 +35,19 @@ def with_distances(metrics: dict[str, Any], **distances: float) -> dict[str, Any
 
 
 def test_sentences_follow_the_numbers(metrics: dict[str, Any]) -> None:
-    lowest, compared, missing, caution = sentences(with_distances(metrics, monolith=2.0, once=1.5, full=3.0))
+    lowest, compared, missing, caution = findings(with_distances(metrics, monolith=2.0, once=1.5, full=3.0))
     assert lowest == "Lowest Fréchet distance: once (1.5)."
     assert "once, is 25% below the monolith's 2; the difference is -0.5," in compared
-    assert "between -1.2 and +0.25 (95%), which other seeds might turn round." in compared
+    assert "between -1.2 and +0.25 (95%), which other seeds might reverse." in compared
     assert missing == "Not measured: student (it isn't trained)." and "one seed" in caution
-    lowest, compared, *_ = sentences(with_distances(metrics, monolith=2.0, once=4.0, full=3.0))
+    lowest, compared, *_ = findings(with_distances(metrics, monolith=2.0, once=4.0, full=3.0))
     assert lowest == "Lowest Fréchet distance: monolith (2)."
     assert "full, is 50% above the monolith's 2; the difference is +1," in compared
     assert compared.endswith("between +0.25 and +1.8 (95%), more than the luck of the seeds.")
 
 
 def test_sentences_without_rivals(metrics: dict[str, Any]) -> None:
-    assert len(sentences(with_distances(metrics, monolith=2.0))) == 3
+    assert len(findings(with_distances(metrics, monolith=2.0))) == 3
 
 
 def test_a_student_is_compared_with_the_monolith_or_with_the_mixture(metrics: dict[str, Any]) -> None:
@@ -56,19 +56,19 @@ def test_a_student_is_compared_with_the_monolith_or_with_the_mixture(metrics: di
         "models": [{"model": "student"}, *metrics["models"]],
         "differences": [*metrics["differences"], *pairs],
     }
-    _, _, student, *_ = sentences(with_distances(metrics, student=3.0, monolith=2.0, once=1.5))
+    _, _, student, *_ = findings(with_distances(metrics, student=3.0, monolith=2.0, once=1.5))
     assert student.startswith("The student is 50% above the monolith's 2; the difference is +1, between")
-    _, student, *_ = sentences(with_distances(metrics, student=3.0, once=6.0, full=8.0))
+    _, student, *_ = findings(with_distances(metrics, student=3.0, once=6.0, full=8.0))
     assert student.startswith("The student is 50% below that of once, 6; the difference is -3, between")
 
 
 def test_what_paints_like_mosaics_is_far_and_what_takes_them_for_real_is_blind(metrics: dict[str, Any]) -> None:
     metrics = with_distances(metrics, monolith=49.0, once=51.0)
-    assert not [line for line in sentences(metrics) if "monolith is far" in line or "can't tell" in line]
-    (line,) = (line for line in sentences(metrics) if "is far" in line)
+    assert not [line for line in findings(metrics) if "monolith is far" in line or "can't tell" in line]
+    (line,) = (line for line in findings(metrics) if "is far" in line)
     assert line == "once is far from real rows: its distance is 51% of that of mosaics, each of four real rows (100)."
     metrics["real"][-1]["precision"] = 0.73
-    assert "Precision can't tell here: mosaics have 0.73, held-out real rows 0.90." in sentences(metrics)
+    assert "Precision can't tell here: mosaics have 0.73, held-out real rows 0.90." in findings(metrics)
 
 
 def test_what_is_many_times_as_far_as_held_out_rows_is_far(metrics: dict[str, Any]) -> None:
@@ -76,24 +76,24 @@ def test_what_is_many_times_as_far_as_held_out_rows_is_far(metrics: dict[str, An
     metrics = with_distances(metrics, monolith=4.9, once=24.0)
     heldout = next(row for row in metrics["real"] if row["model"].endswith("held out"))
     heldout["frechet"] = 1.0
-    words = [line for line in sentences(metrics) if "is far from real rows: its" in line]
+    words = [line for line in findings(metrics) if "is far from real rows: its" in line]
     assert words == ["once is far from real rows: its distance is 24 times that of held-out real rows (1)."]
     metrics = with_distances(metrics, monolith=5.1, once=74.0)
     next(row for row in metrics["real"] if row["model"].endswith("held out"))["frechet"] = 1.0
-    words = [line for line in sentences(metrics) if "is far from real rows: its" in line]
+    words = [line for line in findings(metrics) if "is far from real rows: its" in line]
     assert words == [
         "monolith is far from real rows: its distance is 5 times that of held-out real rows (1).",
         "once is far from real rows: its distance is 74% of that of mosaics, each of four real rows (100) and 74 times"
         " that of held-out real rows (1).",
     ]
-    assert not [line for line in sentences(metrics | {"real": metrics["real"][:1]}) if "is far" in line]
+    assert not [line for line in findings(metrics | {"real": metrics["real"][:1]}) if "is far" in line]
 
 
 def test_curves_are_on_the_page_where_there_are_some(metrics: dict[str, Any]) -> None:
-    assert "<h2>Training curves</h2>" in render(metrics, b"", b"")
+    assert "<h2>Training curves</h2>" in render_report(metrics, b"", b"")
     older = {key: value for key, value in metrics.items() if key != "curves"}
     for each in (metrics | {"curves": {}}, older):
-        assert "Training curves" not in render(each, b"", b"")
+        assert "Training curves" not in render_report(each, b"", b"")
 
 
 def test_curves_of_experts_are_their_mean_where_all_have_come_to() -> None:
@@ -109,7 +109,7 @@ def test_curves_of_experts_are_their_mean_where_all_have_come_to() -> None:
 
 
 def test_table_for_the_terminal(metrics: dict[str, Any]) -> None:
-    text = print_table(metrics)
+    text = report_table(metrics)
     assert max(len(line) for line in text.splitlines()) <= 100
     for row in metrics["models"]:
         line = next(line for line in text.splitlines() if line.startswith(f" {row['model']} "))
@@ -146,7 +146,7 @@ def test_page_is_whole_and_holds_its_pictures(evaluated: Path) -> None:
 
 def test_page_marks_the_lowest_distance_and_escapes_names(metrics: dict[str, Any]) -> None:
     metrics = with_distances(metrics, monolith=2.0, once=1.5) | {"run": "<b>run</b>"}
-    page = render(metrics, b"", b"")
+    page = render_report(metrics, b"", b"")
     assert page.count('class="best"') == 1
     assert 'class="best">1.5 ± 0.3<' in page
     assert "<b>run" not in page
@@ -154,12 +154,12 @@ def test_page_marks_the_lowest_distance_and_escapes_names(metrics: dict[str, Any
 
 def test_page_without_held_out_rows(metrics: dict[str, Any]) -> None:
     bare = metrics | {"heldout_loss": [], "real": metrics["real"][:1], "num_heldout": 0}
-    assert "Held-out loss" not in render(bare, b"", b"")
+    assert "Held-out loss" not in render_report(bare, b"", b"")
 
 
 def test_page_without_a_router(metrics: dict[str, Any]) -> None:
-    assert "<h2>The router</h2>" in render(metrics, b"", b"")
-    page = render(metrics | {"router": None}, b"", b"")
+    assert "<h2>The router</h2>" in render_report(metrics, b"", b"")
+    page = render_report(metrics | {"router": None}, b"", b"")
     assert "Held-out loss" in page and "<h2>The router</h2>" not in page
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from ddm_ray import cli
 from ddm_ray.config import load_recipe
-from ddm_ray.data.sources.look import count_rows
+from ddm_ray.data.sources.look import count_source_rows
 from ddm_ray.islands import plan as planning
 from ddm_ray.islands.needs import needs_of
 from ddm_ray.islands.plan import RunPlan
@@ -60,7 +60,7 @@ def test_rows_are_counted_without_reading_them(tmp_path: Path) -> None:
     expected |= {str(tmp_path / "none"): None, "s3://nowhere/at/all": None}
     for source, count in expected.items():
         data = load_recipe("images64", (f"data.source={source}", "data.num_classes=2")).data
-        assert count_rows(data) == count, source
+        assert count_source_rows(data) == count, source
 
 
 def test_rows_are_estimated_before_and_exact_after(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from ddm_ray.pictures import page as pages
-from ddm_ray.pictures.figure import MOST_NUMBERED, figure_png, heat_map, line_chart, line_charts
-from ddm_ray.pictures.page import page
+from ddm_ray.pictures.figure import MAX_NUMBERED, figure_png, heat_map, line_chart, line_charts
+from ddm_ray.pictures.page import render_page
 
 
 def test_a_page_escapes_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,11 +17,11 @@ def test_a_page_escapes_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = jinja2.DictLoader({"x.html": template})
     both = jinja2.ChoiceLoader([loader, pages._environment().loader])
     monkeypatch.setattr(pages._environment(), "loader", both)
-    text = page("x", text='<b> & "', png=b"\xff\xfb\xfe")
+    text = render_page("x", text='<b> & "', png=b"\xff\xfb\xfe")
     assert text.startswith("&lt;b&gt; &amp; &#34;<figure>")
     assert 'alt="&lt;b&gt; &amp; &#34;" src="data:image/png;base64,//v+"' in text
     with pytest.raises(jinja2.UndefinedError, match="text"):
-        page("x", png=b"")
+        render_page("x", png=b"")
 
 
 def test_a_chart_has_each_point_in_the_middle_of_its_part() -> None:
@@ -47,5 +47,5 @@ def test_a_heat_map_numbers_its_cells_while_they_are_few() -> None:
     np.testing.assert_array_equal(few.axes[0].images[0].get_array(), [[0.9, 0.1], [0.25, 0.75]])
     numbers = {text.get_position(): text.get_text() for text in few.axes[0].texts}
     assert numbers == {(0, 0): "90", (1, 0): "10", (0, 1): "25", (1, 1): "75"}, "by column and row"
-    many = heat_map(np.eye(MOST_NUMBERED + 1), "true", "likeliest")
-    assert not many.axes[0].texts and many.axes[0].images[0].get_array().sum() == MOST_NUMBERED + 1
+    many = heat_map(np.eye(MAX_NUMBERED + 1), "true", "likeliest")
+    assert not many.axes[0].texts and many.axes[0].images[0].get_array().sum() == MAX_NUMBERED + 1

@@ -1,1 +1,1 @@
-"""Shards as training reads them: rows in memory or streamed, in an order fixed by the seed."""
+"""Reads shards for training: rows in memory or streamed, in an order fixed by the seed."""

@@ -1,4 +1,4 @@
-"""Files of an artifact on a local disk: where the run lies, or copies of what is in an object store; all verified."""
+"""Files of an artifact on a local disk, verified: the run's own, or copies of objects in a store."""
 
 import fcntl
 import os
@@ -25,17 +25,18 @@ SIDE_BY_SIDE = 4
 
 @contextmanager
 def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str | None) -> Iterator[list[VerifiedFile]]:
-    """An artifact's files, each read or fetched once to verify it, for as long as the context lasts.
+    """Provide an artifact's files for the context's duration; each is read or fetched once to verify it.
 
-    One that has been for two seconds as it was when another process of this user verified it isn't read for that again.
+    A file that another process of this user has verified, and that was unchanged for two seconds then, isn't read
+    again for this.
 
-    Copies are for this user alone. They go to a folder of the artifact's digest below `cache`, where they stay and are
-    used again; without one, below the system's temporary folder, until the last process here that uses them is done.
-    Processes that want the same copy at once make one. Raises CorruptArtifact naming the file, StorageError.
+    Copies are readable by this user only. They go to a folder named by the artifact's digest below `cache`, where they
+    stay for later use; without `cache`, below the system's temporary folder, until the last process that uses them
+    exits. Concurrent processes share one copy. Raises CorruptArtifact naming the file, StorageError.
     """
     if run.store.local is not None:
 
-        def place(name: str) -> Path:  # a shard's files may lie in several runs
+        def place(name: str) -> Path:  # the store resolves it: a shard's files may lie in several runs
             return Path(run.store.filesystem(f"{manifest.artifact}/{name}")[1])
 
         yield _each(names, lambda name: _verified(run, manifest, name, place(name)))
@@ -56,12 +57,12 @@ def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str |
 
 
 def cache_root(cache: str | None) -> Path:
-    """The folder below which copies lie, each artifact's in one named by its digest."""
+    """The folder below which copies lie, each artifact's in a folder named by its digest."""
     return Path(cache) if cache else Path(tempfile.gettempdir()) / f"ddm-ray-{os.geteuid()}"
 
 
 def _notes() -> Path:
-    """The folder of notes on files that were verified."""
+    """The folder of notes on verified files."""
     return cache_root(None) / "verified"
 
 
@@ -86,13 +87,13 @@ def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFi
 
 
 def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFile:
-    """The verified copy at `path`, which is made if it isn't there."""
+    """The verified copy at `path`; fetched if it isn't there."""
     refuse = partial(_differing, run, manifest, name)
     while True:
         seen = inode(path)
         if seen is not None:
             copy = VerifiedFile(path, manifest.files[name], refuse, follow=False)
-            with suppress(OSError):  # of some disks, or of a volume that is only read
+            with suppress(OSError):  # not possible on some file systems, and on read-only volumes
                 close_to_others(path)
             with suppress(CorruptArtifact, OSError):
                 copy.verify_once(_notes())
@@ -100,14 +101,14 @@ def _fetched(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFil
         with locked(path.with_name(f"{path.name}.lock"), fcntl.LOCK_EX):
             if inode(path) != seen:
                 continue  # another process made it meanwhile
-            for left in path.parent.glob(f"{path.name}.*.part"):  # of a kill
+            for left in path.parent.glob(f"{path.name}.*.part"):  # left by killed processes
                 left.unlink()
             stamp = _fetch(run, manifest, name, path)
             return VerifiedFile(path, manifest.files[name], refuse, follow=False, stamp=stamp)
 
 
 def _fetch(run: Run, manifest: Manifest, name: str, path: Path) -> Stamp:
-    """Make the copy, under its name once it is verified."""
+    """Fetch the copy; it gets its name once it is verified."""
     part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -126,7 +127,7 @@ def _fetch(run: Run, manifest: Manifest, name: str, path: Path) -> Stamp:
 
 
 def _differing(run: Run, manifest: Manifest, name: str, record: FileRecord | None) -> CorruptArtifact:
-    """The error of a file with this record; None if it is none."""
+    """The error for a file with this record; None: it isn't a file."""
     expected = manifest.files[name]
     if record is None:
         what = "isn't a file"
@@ -144,7 +145,7 @@ def _gone(run: Run, manifest: Manifest, name: str) -> CorruptArtifact:
 
 @contextmanager
 def _in_use(folder: Path, temporary: bool) -> Iterator[None]:
-    """A temporary folder is removed by whoever is the last to leave it; by the next to come if that one was killed."""
+    """Remove a temporary folder when the last process leaves it; after a kill, the next process removes it."""
     if not temporary:
         yield
         return

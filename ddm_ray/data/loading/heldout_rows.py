@@ -1,4 +1,4 @@
-"""A bounded number of held-out rows of shards, always the same ones, read from as few files as have them."""
+"""A bounded number of held-out rows of shards: always the same ones, read from as few files as possible."""
 
 from collections.abc import Sequence
 
@@ -16,15 +16,15 @@ from ddm_ray.run.run import Run
 
 
 def count_heldout(run: Run, artifacts: Sequence[Artifact]) -> int:
-    """Held-out rows of the shards, by their manifests. Raises MissingArtifact, DriftError, CorruptArtifact."""
+    """Number of held-out rows of the shards by their manifests. Raises MissingArtifact, DriftError, CorruptArtifact."""
     return sum(ShardInfo.of(require_shard(run, artifact)).rows_heldout for artifact in artifacts)
 
 
 def heldout_rows(run: Run, artifacts: Sequence[Artifact], most: int, cache: str | None) -> StoredRows:
-    """At most `most` held-out rows of one or more shards, of each as many as its share, as they were prepared.
+    """At most `most` held-out rows of one or more shards, in proportion to the shards' sizes, as they were prepared.
 
-    They are the first ones of each shard, whose rows lie in an order that was shuffled, and likewise the first of those
-    that were appended each time. `cache`: see `local_files`.
+    They are the first rows of each shard, and of each time that rows were appended to it; rows are stored in a
+    shuffled order. `cache`: see `local_files`.
     Raises MissingArtifact, DriftError, StorageError, and CorruptArtifact for a file that isn't as it was written.
     """
     shares = first_rows(run, artifacts, HELDOUT, most)
@@ -37,7 +37,7 @@ def heldout_rows(run: Run, artifacts: Sequence[Artifact], most: int, cache: str 
 
 
 def _tables(run: Run, share: FirstRows, cache: str | None) -> list[pa.Table]:
-    """The rows, group by group."""
+    """The rows, by row groups."""
     columns = [name for name in shard_schema(run.config.data).names if name != "id"]
     tables: list[pa.Table] = []
     left = share.rows

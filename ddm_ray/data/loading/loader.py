@@ -1,4 +1,4 @@
-"""Rows of shards for training and evaluation, in memory or streamed through windows, in an order of their own.
+"""Rows of shards for training and evaluation, in memory or streamed through windows.
 
 N rows, B rows of a batch, M of them in one window, C channels, H x W pixels or latents, P channels of a pooled text.
 """
@@ -43,8 +43,8 @@ HELD_WINDOWS = 3
 class Rows:
     """Rows of one split, sorted by id: data_NCHW float32 (pixels in [-1, 1]), label_N and cluster_N int64.
 
-    Where conditions are texts there is `text`, if it was asked for, with the `captions` that were encoded (an older
-    version's shards have none), and every label is 0.
+    If conditions are texts, every label is 0, and `text` has the texts if they were requested, with the `captions`
+    that were encoded; shards of older versions have no captions.
     """
 
     ids: list[str]
@@ -59,12 +59,12 @@ class Rows:
 
     @property
     def condition(self) -> Condition:
-        """The rows' conditions: texts, or labels."""
+        """The rows' conditions: texts or labels."""
         return self.label_N if self.text is None else self.text
 
 
 class LoadedBatch(NamedTuple):
-    """Rows of a batch: data_BCHW float32, their labels (int64), texts or ids of texts, and cluster_B int64."""
+    """Rows of a batch: data_BCHW float32, labels (int64), texts or texts' ids, and cluster_B int64."""
 
     data_BCHW: Tensor
     condition: Condition | TextIds
@@ -80,13 +80,13 @@ def load_rows(
     with_texts: bool = True,
     device: str = "cpu",
 ) -> Rows:
-    """The rows of one or more shards in memory, in an order that doesn't depend on that of `artifacts`.
+    """The rows of one or more shards in memory. Their order doesn't depend on the order of `artifacts`.
 
-    They are as they were prepared: only training draws views of them. Where there are more than `most`, they are the
-    first of each shard (`first_rows`), and no other file is read; or, by a `seed`, so many are drawn of all files, each
-    row as likely as the others. Texts take far more memory than latents: they are left out unless `with_texts`. Those
-    that rows keep as ids are encoded on `device`.
-    Raises MissingArtifact, DriftError, and CorruptArtifact for a file whose checksum isn't its manifest's.
+    They are as they were prepared: only training draws views of them. If there are more than `most` rows, these are
+    the first of each shard (`first_rows`), and no other file is read; with a `seed`, they are drawn uniformly from all
+    files. Texts take far more memory than latents, so they are left out unless `with_texts`. Texts stored as ids are
+    encoded on `device`.
+    Raises MissingArtifact, DriftError, and CorruptArtifact for a file with another checksum than in its manifest.
     """
     config = run.config.data.model_copy(update={"horizontal_flips": False})
     if config.text is not None and not with_texts:
@@ -116,7 +116,7 @@ def load_rows(
 def _tables(
     run: Run, artifacts: Sequence[Artifact], split: str, most: int | None, seed: int | None
 ) -> Iterator[tuple[pa.Table, int]]:
-    """The rows of `load_rows`, file by file, as they are stored, and their cluster."""
+    """The rows of `load_rows` file by file, as they are stored, each with its cluster."""
     shares = first_rows(run, artifacts, split, None if seed is not None else most)
     total, first = sum(share.rows for share in shares), 0
     drawn_N = (
@@ -140,8 +140,8 @@ def _tables(
 class Loader:
     """The training rows of a job's shards, batch by batch, in the order of `WindowOrder`; a context manager.
 
-    Rows are held in memory if their files' bytes are within `rows_gib` (None: a quarter of what is free, shared by
-    `ranks_here` processes), else streamed through windows, at most three of them at a time. The order is the same.
+    Rows are held in memory if their files have at most `rows_gib` GiB (None: a quarter of the free memory, shared by
+    `ranks_here` processes). Otherwise they are streamed through at most three windows at a time. The order is the same.
     `cache`: folder for copies of shards in an object store, see `local_files`.
     """
 
@@ -156,12 +156,12 @@ class Loader:
         ranks_here: int = 1,
         window_bytes: int = WINDOW_BYTES,
     ):
-        """Verifies all files once.
+        """Verify all files once.
 
-        Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there is no row.
+        Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there are no rows.
         """
         self._config, self._batch = _config_of(run, artifacts), batch
-        # Each file, its name to a reader, and its cluster.
+        # Each file, its name for error messages, and its cluster.
         self._files: list[tuple[VerifiedFile, str, int]] = []
         groups: list[RowGroup] = []
         num_bytes = 0
@@ -200,7 +200,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End the thread that reads ahead, and remove a temporary copy."""
+        """Stop the thread that reads ahead, and remove a temporary copy."""
         self._windows.clear()
         self._resources.close()
 
@@ -211,13 +211,13 @@ class Loader:
 
     @property
     def in_memory(self) -> bool:
-        """True if rows are held rather than streamed."""
+        """True if rows are held in memory rather than streamed."""
         return self._memory is not None
 
     def batch(self, step: int, place_B: Tensor, views: Views | None = None) -> LoadedBatch:
         """The rows at these places (int64) of global batch `step`, each in its view; None: as they were prepared.
 
-        Raises CorruptArtifact for a file that has changed since it was verified.
+        Raises CorruptArtifact for a file that changed after it was verified.
         """
         parts = self._order.locate(step * self._batch + place_B.numpy())
         batch = StoredRows(self._config, len(place_B))
@@ -232,7 +232,7 @@ class Loader:
         return LoadedBatch(data_BCHW, batch.condition(), torch.from_numpy(batch.cluster_N))
 
     def cluster_B(self, step: int, place_B: Tensor) -> Tensor:
-        """Int64 (B,): the clusters of the rows at these places of global batch `step`, of which none is read."""
+        """Int64 (B,): the clusters of the rows at these places of global batch `step`, without reading the rows."""
         cluster_B = np.empty(len(place_B), np.int64)
         for part in self._order.locate(step * self._batch + place_B.numpy()):
             file_M = [self._order.groups[group].file for group in self._order.group(part).tolist()]
@@ -244,7 +244,7 @@ class Loader:
         return self._windows[window.epoch, window.number].result()
 
     def _read_ahead(self, window: Window) -> None:
-        """Start reading a window; the least recently used ones make room for it."""
+        """Start reading a window, and drop the least recently used ones to make room for it."""
         key = window.epoch, window.number
         if key not in self._windows:
             while len(self._windows) >= HELD_WINDOWS:
@@ -253,7 +253,7 @@ class Loader:
         self._windows.move_to_end(key)
 
     def _read(self, numbers: Iterable[int]) -> "StoredRows":
-        """The rows of these row groups, end to end."""
+        """The rows of these row groups, concatenated."""
         groups = [self._order.groups[number] for number in numbers]
         stored = StoredRows(self._config, sum(group.rows for group in groups))
         columns = [name for name in shard_schema(self._config).names if name != "id"]
@@ -269,7 +269,7 @@ class Loader:
 
 
 def _groups(file: VerifiedFile, where: str, number: int) -> list[RowGroup]:
-    """The row groups of file number `number` by its footer."""
+    """The row groups of file number `number`, by its footer."""
     try:
         with file.opened() as path:
             metadata = pq.read_metadata(path)
@@ -284,6 +284,6 @@ def _groups(file: VerifiedFile, where: str, number: int) -> list[RowGroup]:
 
 
 def _config_of(run: Run, artifacts: Sequence[Artifact]) -> DataConfig:
-    """The configuration that these artifacts' rows are stored by: sampled images are augmented already."""
+    """The configuration of these artifacts' rows. Sampled images are already augmented."""
     data = run.config.data
     return data.unaugmented if any(artifact.kind == "replay" for artifact in artifacts) else data

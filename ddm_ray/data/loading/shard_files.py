@@ -1,4 +1,4 @@
-"""Shards by their manifests: that of the partition, the files of a split, its first rows, and the null text."""
+"""Shards by their manifests: the one that the partition lists, files of a split, first rows, and the null text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import read_sealed
 
 FOOTER_BYTES = 64 * 2**10
-"""Bytes from a parquet file's end on that mostly hold its footer."""
+"""Bytes at a parquet file's end that usually hold its footer."""
 
 
 def require_shard(run: Run, artifact: Artifact) -> Manifest:
-    """The manifest of a finished shard that is of the partition, where there is one; or of images in its place.
+    """The manifest of a finished shard, or of sampled images in its place. If there is a partition, it lists the shard.
 
-    Raises MissingArtifact, CorruptArtifact, and DriftError for a shard that another partition made.
+    Raises MissingArtifact, CorruptArtifact, and DriftError for a shard of another partition.
     """
     manifest, partition = run.require(artifact), run.manifest(PARTITION)
     if partition is not None and artifact.kind == "shard":
@@ -43,9 +43,9 @@ def files_of(manifest: Manifest, split: str) -> list[str]:
 
 @dataclass(frozen=True)
 class FirstRows:
-    """The first `rows` rows of a split of a shard, in these files, in the order of their names.
+    """The first `rows` rows of a shard's split, which lie in `files`, sorted by name.
 
-    Rows lie in the order of a hash of their ids, file after file, so the first are as good as drawn.
+    Rows are ordered by a hash of their ids across the files, so the first rows are a random sample.
     """
 
     manifest: Manifest
@@ -54,19 +54,19 @@ class FirstRows:
 
     @property
     def cluster(self) -> int:
-        """The shard's."""
+        """The shard's cluster."""
         return ShardInfo.of(self.manifest).cluster
 
     def lacking(self, run: Run) -> CorruptArtifact:
-        """The error of files that have fewer rows."""
+        """The error for files with fewer rows."""
         artifact = Artifact(self.manifest.artifact)
         return CorruptArtifact(f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact))
 
 
 def first_rows(run: Run, artifacts: Sequence[Artifact], split: str, most: int | None = None) -> list[FirstRows]:
-    """At most `most` rows of a split of one or more shards, of each as many as its share; None: all.
+    """At most `most` rows of a split of one or more shards, in proportion to the shards' sizes; None: all rows.
 
-    Of a shard to which rows were appended, of each generation as many as its share. Raises as `require_shard`.
+    For a shard with appended rows, each generation gets its share. Raises as `require_shard`.
     """
     parts = [
         (require_shard(run, artifact), generation, count)
@@ -86,10 +86,10 @@ def first_rows(run: Run, artifacts: Sequence[Artifact], split: str, most: int | 
 
 
 def _generations(run: Run, artifact: Artifact, split: str) -> list[tuple[int | None, int]]:
-    """The generations of a shard's rows of a split, the oldest first, and how many rows each has."""
+    """The generations of a shard's rows of a split, oldest first, with their numbers of rows."""
     rows = getattr(ShardInfo.of(require_shard(run, artifact)), f"rows_{split}")
     if artifact.kind != "shard":
-        return [(None, rows)]  # sampled images, which no run appends to
+        return [(None, rows)]  # sampled images: runs append nothing to them
     while run.base is not None and run.appends is None:
         run = run.base
     earlier = _generations(run.base, artifact, split) if run.base is not None else []
@@ -97,11 +97,11 @@ def _generations(run: Run, artifact: Artifact, split: str) -> list[tuple[int | N
 
 
 def num_rows(run: Run, key: str) -> int:
-    """The number of rows of a parquet file by its footer, of which alone is read. Raises CorruptArtifact."""
+    """The number of rows of a parquet file. Reads only its footer. Raises CorruptArtifact."""
     where = f"{run.url}/{key}"
     try:
         end = run.store.read_end(key, FOOTER_BYTES)
-        size = int.from_bytes(end[-8:-4], "little") + 8  # the footer's own, and the magic after it
+        size = int.from_bytes(end[-8:-4], "little") + 8  # of the footer, and of the length and magic after it
         if size > len(end):
             end = run.store.read_end(key, size)
         rows: int = pq.read_metadata(pa.BufferReader(end)).num_rows
@@ -113,12 +113,12 @@ def num_rows(run: Run, key: str) -> int:
 
 
 def unreadable(where: str, error: Exception) -> CorruptArtifact:
-    """The error of a shard's file that no parquet reader takes."""
+    """The error for a shard's file that can't be read as parquet."""
     return CorruptArtifact(f"{where}: can't be read ({' '.join(str(error).split())[:120]}); partition the run again")
 
 
 def null_text_of(run: Run, artifact: Artifact) -> Text | None:
-    """The null text of a run's shards, by any one of them; None where conditions are labels."""
+    """The null text of a run's shards, read from any one of them; None if conditions are labels."""
     text = run.config.data.text
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Rows as shards store them, in memory, and the views of them that training sees.
+"""Rows in memory as shards store them, and the views of them that training uses.
 
 N rows, M of them in one part, C channels, H x W pixels or latents, P channels of a pooled text.
 """
@@ -15,7 +15,7 @@ from ddm_ray.data.texts import read_ids, texts
 
 
 class StoredRows:
-    """A fixed number of rows as shards store them, filled and taken from part by part."""
+    """A fixed number of rows as shards store them, filled and read part by part."""
 
     def __init__(self, config: DataConfig, num_rows: int):
         self._config, self.num_rows = config, num_rows
@@ -27,12 +27,12 @@ class StoredRows:
         self._tokens: list[bytes] = [] if config.text is None else [b""] * num_rows
         pooled = None if config.text is None or self._has_ids else config.text.pooled_dim
         self._pooled_NP = None if pooled is None else np.empty((num_rows, pooled), TEXT)
-        # Of ids, those for the pooled vector's own encoder.
+        # Ids of the pooled vector's own encoder, if texts are stored as ids.
         own_ids = config.text is not None and self._has_ids and config.text.pooled_encoder is not None
         self._pooled_ids: list[bytes] | None = [b""] * num_rows if own_ids else None
 
     def fill(self, first: int, table: pa.Table, cluster: int | np.ndarray) -> None:
-        """Set the rows from `first` on to a table's, of `shard_schema`."""
+        """Set the rows from `first` on to those of a table of `shard_schema`."""
         rows = slice(first, first + table.num_rows)
         self.data_NCHW[rows] = array(table["data"], self.data_NCHW.dtype, self._config.stored_shape)
         if self._mirrored_NCHW is not None:
@@ -48,7 +48,7 @@ class StoredRows:
             self._pooled_NP[rows] = array(table["text_pooled"], TEXT)
 
     def take(self, member_M: np.ndarray, other: "StoredRows", row_M: np.ndarray) -> None:
-        """Set rows member_M to the other's rows row_M."""
+        """Set rows member_M to rows row_M of another instance."""
         self.data_NCHW[member_M] = other.data_NCHW[row_M]
         if self._mirrored_NCHW is not None and other._mirrored_NCHW is not None:
             self._mirrored_NCHW[member_M] = other._mirrored_NCHW[row_M]
@@ -70,7 +70,7 @@ class StoredRows:
         return part
 
     def condition(self) -> Condition | TextIds:
-        """label_N int64, or texts padded to `data.text.tokens` tokens: float32, or ids that are yet to be encoded."""
+        """label_N int64, or texts padded to `data.text.tokens` tokens: float32, or ids that are still to be encoded."""
         if self._config.text is None:
             return torch.from_numpy(self._label_N)
         if self._has_ids:
@@ -78,7 +78,7 @@ class StoredRows:
         return texts(self._tokens, self._pooled_NP, self._config.text)
 
     def modelled(self, views: Views | None = None) -> np.ndarray:
-        """data_NCHW float32 as the networks see it, of each row its view; None: the middle, not mirrored."""
+        """data_NCHW float32 as the networks see it, each row in its view; None: the middle crop, not mirrored."""
         if views is None:
             return as_modelled(middle(self.data_NCHW, self._config.crop_margin))
         _, height, width = self._config.shape

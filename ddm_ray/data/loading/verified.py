@@ -1,4 +1,4 @@
-"""A file on a local disk that holds what its manifest says, from when it is verified to the last time it is read."""
+"""A file on a local disk that matches its manifest, from its verification to its last read."""
 
 import fcntl
 import hashlib
@@ -20,17 +20,17 @@ from ddm_ray.store.disk import locked
 
 Stamp = tuple[int, int, int, int, int]
 _STAMP: TypeAdapter[Stamp] = TypeAdapter(Stamp)
-MOST_NOTED = 256
+MAX_NOTE_BYTES = 256
 SETTLED_NS = 2 * 10**9
 LOCAL = {"ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
-"""File systems whose changes have this machine's own times, which nobody chooses."""
+"""File systems with time stamps of this machine's own clock, which users can't set."""
 
 
 class VerifiedFile:
-    """The file at `path`, of which `open` yields nothing but the bytes that `record` says.
+    """The file at `path`. `open` yields it only if its bytes are those of `record`.
 
-    A file that another has replaced, or whose times have changed, is read once more, whole, to verify it again: a copy
-    by hand, or a link to it, changes no byte. `refuse` makes the error of one that differs.
+    If the file was replaced or its times have changed, it is read again as a whole to verify it, since a manual copy,
+    or a link to it, doesn't change its bytes. `refuse` makes the error for a file that differs.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class VerifiedFile:
         follow: bool = True,
         stamp: Stamp | None = None,
     ):
-        """`follow`: false where a symbolic link isn't to be followed. `stamp`: of a file that is verified."""
+        """`follow`: False to refuse symbolic links. `stamp`: that of a file that is already verified."""
         self.path, self.record = path, record
         self._refuse, self._follow, self._stamp = refuse, follow, stamp
 
     @contextmanager
     def open(self) -> Iterator[BufferedReader]:
-        """Open it to be read. Raises CorruptArtifact if they differ, also by what happens meanwhile, OSError."""
-        # A pipe of that name would wait for its writer.
+        """Open the file for reading. Raises CorruptArtifact if it differs, now or when the context ends; OSError."""
+        # O_NONBLOCK: opening a named pipe would otherwise wait for its writer.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if self._follow else os.O_NOFOLLOW)
         with open(os.open(self.path, flags), "rb") as file:
             self._require_same(file)
@@ -58,24 +58,24 @@ class VerifiedFile:
 
     @contextmanager
     def opened(self) -> Iterator[str]:
-        """The same as a path, for libraries that copy less where they read by themselves. Raises as `open`."""
+        """Open the file as `open` does, and yield its path, for libraries that copy less when they open it themselves."""
         with self.open() as file:
             yield f"/dev/fd/{file.fileno()}"
 
     def verify(self) -> None:
-        """Read it, unless that was done and it hasn't changed. Raises as `open`."""
+        """Read the file, unless it was verified and hasn't changed. Raises as `open`."""
         with self.open():
             pass
 
     def verify_once(self, notes: Path) -> None:
-        """The same; nor is it read where `notes` say that another process of this user has, and it hasn't changed.
+        """Verify as `verify` does, without reading if `notes` say that another process of this user verified the file.
 
-        Of processes that ask at once one reads it. Nothing is noted of other users' files, nor of those that lie on
-        other machines: who has these may set all that changes would show by. Raises as `open`.
+        Of concurrent processes, one reads the file. Files of other users, and files on other machines, are never noted:
+        their owners could forge every sign of a change. Raises as `open`.
         """
         with ExitStack() as held:
             descriptor: int | None = None
-            with suppress(OSError, StorageError):  # else nothing is noted
+            with suppress(OSError, StorageError):  # without the folders or the lock, no note is taken
                 for folder in (notes.parent, notes):
                     own_folder(folder)
                 note = notes / self.record.sha256
@@ -103,15 +103,15 @@ class VerifiedFile:
 
 
 def _noted(descriptor: int) -> Stamp | None:
-    """The stamp in a note; None in one that a kill cut off, or that is new."""
+    """The stamp in a note; None if the note is new, or a kill cut it off."""
     with suppress(ValidationError):
-        stamp = _STAMP.validate_json(os.pread(descriptor, MOST_NOTED, 0))
+        stamp = _STAMP.validate_json(os.pread(descriptor, MAX_NOTE_BYTES, 0))
         return stamp if _ours(stamp) else None
     return None
 
 
 def _ours(stamp: Stamp) -> bool:
-    """True for a file of this user on a disk of this machine."""
+    """True for a file of this user on this machine's own disk."""
     device, user, *_ = stamp
     if user != os.geteuid():
         return False
@@ -124,22 +124,22 @@ def _ours(stamp: Stamp) -> bool:
 
 
 def _remove_empty(note: Path) -> None:
-    """Remove a note that says nothing, whose lock is ours."""
+    """Remove an empty note. The caller holds its lock."""
     with suppress(OSError):
         if not note.stat().st_size:
             note.unlink()
 
 
 def _lasts(stamp: Stamp | None, began: int) -> bool:
-    """True if the next change will show: the last one was before the tick of a clock in which reading began."""
+    """True if the next change will show: the last change was earlier than one clock tick before reading began."""
     return stamp is not None and began - max(stamp[-2:]) > SETTLED_NS and _ours(stamp)
 
 
 def stamp_of(descriptor: int) -> Stamp:
-    """Values that tell an open file, as it is now, from others and from itself once it is changed."""
+    """Values that distinguish an open file in its current state from other files, and from itself after a change."""
     return _stamp(os.fstat(descriptor))
 
 
 def _stamp(state: os.stat_result) -> Stamp:
-    # Not the inode's number, which some network file systems give anew at each opening: taking a name changes ctime.
+    # Not the inode number: some network file systems change it at each opening. Renaming a file changes ctime.
     return state.st_dev, state.st_uid, state.st_size, state.st_mtime_ns, state.st_ctime_ns

@@ -1,4 +1,4 @@
-"""The order in which rows are trained on: fixed by the seed and the shards' bytes alone.
+"""The order of training rows: determined by the seed and the shards' bytes alone.
 
 Row groups are packed into windows in an order drawn for each epoch, and rows are drawn within their window. Rows that
 fit in one window are shuffled as a whole; otherwise one window is in memory at a time. B positions of a batch, M of
@@ -22,7 +22,7 @@ Only the last window of an epoch may be smaller.
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Row group `number` of file number `file`: its rows, and the uncompressed bytes of its columns."""
+    """Row group `number` of file number `file`: its number of rows, and the uncompressed bytes of its columns."""
 
     file: int
     number: int
@@ -32,7 +32,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Window:
-    """Row groups, by their index among all, that are shuffled together, in the order in which they are read."""
+    """Row groups that are shuffled together, as indices into all row groups, in reading order."""
 
     epoch: int
     number: int
@@ -42,7 +42,7 @@ class Window:
 
 @dataclass(frozen=True)
 class WindowSlice:
-    """The part of a batch that lies in one window: member_M of the batch, row_M of the window's groups end to end."""
+    """The part of a batch in one window: members member_M of the batch, rows row_M of the window's joined groups."""
 
     window: Window
     member_M: np.ndarray
@@ -52,12 +52,12 @@ class WindowSlice:
 @dataclass(frozen=True)
 class _Epoch:
     group_G: np.ndarray
-    first_group_W: np.ndarray  # of each window, and the end
+    first_group_W: np.ndarray  # of each window, and the end of the last one
     first_row_W: np.ndarray
 
 
 class WindowOrder:
-    """An endless stream of epochs, each of all rows once; any position is located without those before it.
+    """An endless stream of epochs, each with every row once. Any position is located without those before it.
 
     `groups`: all row groups to train on, in the order of their files. Epoch e permutes them by the stream (seed, ORDER,
     e) and the rows of its window w by (seed, ORDER, e, 1 + w).
@@ -100,11 +100,11 @@ class WindowOrder:
         return self.window(window.epoch + 1, 0)
 
     def group(self, part: WindowSlice) -> np.ndarray:
-        """Int64 (M,): the index among all groups of each row's own."""
+        """Int64 (M,): the index of each row's group among all groups."""
         return np.searchsorted(self._first_row_G, self.stored_row(part), side="right") - 1
 
     def stored_row(self, part: WindowSlice) -> np.ndarray:
-        """row_M among all groups in the order of their files, for rows that are all in memory."""
+        """row_M as indices into all groups in file order, for rows that are all in memory."""
         group_G = np.array(part.window.groups)
         end_G = np.cumsum(self._rows_G[group_G])
         index_M = np.searchsorted(end_G, part.row_M, side="right")

@@ -1,1 +1,1 @@
-"""`partition`: rows clustered and sorted into one shard a cluster, and the report of it."""
+"""The stage `partition`: rows are clustered and sorted into one shard per cluster, and a report is made."""

@@ -1,4 +1,4 @@
-"""Every row's cluster: of its nearest centroid, under a bound if clusters are balanced, or by a control's rule.
+"""Every row's cluster: of its nearest centroid, within a bound if clusters are balanced, or by a control's rule.
 
 N rows of a part, F fine centroids, K clusters.
 """
@@ -21,15 +21,15 @@ from ddm_ray.run.run import Run
 
 CELLS = np.dtype([("fine", "<i4"), ("train", "?"), ("key", "<u8")])
 Ranges = Mapping[int, tuple[np.ndarray, np.ndarray]]
-"""For each fine cell that clusters share: these, and the first key of each but the first's."""
+"""For each fine cell that clusters share: these clusters, and the first shuffle key of each but the first cluster."""
 
 
 @dataclass(frozen=True)
 class RowClusters:
-    """The cluster of any row, by the row alone: the same wherever and in whatever order rows are looked at.
+    """Assigns a cluster to a row by the row alone, independent of where and in which order rows are seen.
 
-    `cluster_F`: where clusters are balanced, that of each fine cell, but for rows of cells that are in `ranges`.
-    `owner`: the cluster of all rows, where they are an owner's.
+    `cluster_F`: the cluster of each fine cell, if clusters are balanced; cells in `ranges` are shared. `owner`: the
+    cluster of all rows, if they belong to one owner.
     """
 
     run: Run
@@ -39,13 +39,13 @@ class RowClusters:
     owner: int | None = None
 
     def __call__(self, table: pa.Table) -> np.ndarray:
-        """cluster_N int64 of rows, by the columns that the method needs."""
+        """cluster_N int64 of rows, from the columns that the method needs."""
         if self.owner is not None:
             return np.full(table.num_rows, self.owner)
         if self.clustering is None:
             return _control(self.run, table)
         if self.cluster_F is None:
-            return nearest(self.clustering, table)
+            return nearest_clusters(self.clustering, table)
         fine_N = _cells(self.clustering, table)
         cluster_N = self.cluster_F[fine_N]
         for cell, (takers, first_keys) in self.ranges.items():
@@ -55,7 +55,7 @@ class RowClusters:
         return cluster_N
 
     def count(self, tables: Iterator[pa.Table]) -> Iterator[np.ndarray]:
-        """One rows_2K int64: training and held-out rows of all tables by cluster."""
+        """Yield one rows_2K int64: training and held-out rows of all tables, by cluster."""
         rows_2K = np.zeros((2, self.run.config.partition.num_clusters), np.int64)
         for table in tables:
             rows_2K += _by_split(self(table), trains(table), rows_2K.shape[1])
@@ -63,13 +63,13 @@ class RowClusters:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that a row's cluster is found by, beside id and split."""
+        """The columns that determine a row's cluster, besides id and split."""
         return [] if self.owner is not None else COLUMNS.get(self.run.config.partition.method, [])
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """The clusters of all rows, and their exact counts of rows."""
+    """The clusters of all rows, and the exact number of rows of each."""
 
     clusters: RowClusters
     rows_train_K: np.ndarray
@@ -77,21 +77,21 @@ class Assigned:
 
     @property
     def clustering(self) -> Clustering | None:
-        """The centroids; where clusters are balanced, each fine one's is the cluster that took most of its rows."""
+        """The centroids. If clusters are balanced, a fine centroid's cluster is the one that took most of its rows."""
         return self.clusters.clustering
 
     def distances(self, table: pa.Table, cluster_N: np.ndarray) -> np.ndarray | None:
-        """distance_N of rows from the centroids of their clusters; None where there are none."""
+        """distance_N of rows from the centroids of their clusters; None if there are no centroids."""
         return self.clustering.distances(table, cluster_N) if self.clustering else None
 
 
 def assign_rows(
     rows: RowsReader, clustering: Clustering | None, on_progress: OnProgress, execute: Executor
 ) -> Assigned:
-    """Find the clusters of all rows, and count them. Of balanced clusters, rows are looked at twice.
+    """Assign all rows to clusters, and count them. Balanced clusters need two passes over the rows.
 
-    Rows that are appended go to the clusters that there are, some perhaps to none of them, and no bound is kept. Raises
-    DataError where a cluster has no training row.
+    Appended rows go to the existing clusters, without a bound; a cluster may get none. Raises DataError if a cluster
+    of a new partition has no training row.
     """
     config = rows.run.config.partition
     if clustering is not None and config.max_share is not None and not rows.run.appends:
@@ -111,13 +111,13 @@ def assign_rows(
 
 
 def count_rows(rows: RowsReader, clusters: RowClusters, on_progress: OnProgress, execute: Executor) -> np.ndarray:
-    """rows_2K int64: all training and held-out rows by cluster."""
+    """rows_2K int64: training and held-out rows by cluster, over all rows."""
     counts: np.ndarray = np.sum([*execute.each(rows, clusters.count, clusters.columns, on_progress)], axis=0)
     return counts
 
 
-def nearest(clustering: Clustering, table: pa.Table) -> np.ndarray:
-    """cluster_N of the nearest centroid; of the nearest fine one, too, where clusters were balanced."""
+def nearest_clusters(clustering: Clustering, table: pa.Table) -> np.ndarray:
+    """cluster_N of the nearest centroid, or of the nearest fine centroid as configured and for balanced clusters."""
     config = clustering.features.run.config.partition
     if config.nearest == "fine" or config.max_share is not None:
         return clustering.centroids.fine_to_coarse_F[_cells(clustering, table)]
@@ -125,7 +125,7 @@ def nearest(clustering: Clustering, table: pa.Table) -> np.ndarray:
 
 
 def _cells(clustering: Clustering, table: pa.Table) -> np.ndarray:
-    """fine_N: the fine centroid that is nearest to each row."""
+    """fine_N: the fine centroid nearest to each row."""
     return assign(clustering.features(table), clustering.centroids.fine_FD)
 
 
@@ -133,19 +133,19 @@ def _control(run: Run, table: pa.Table) -> np.ndarray:
     config = run.config.partition
     if config.method == "label":
         return table["label"].to_numpy() * config.num_clusters // len(run.config.data.class_names)
-    # Other bits than the shuffle keys': the order of a shard's rows is independent of its cluster.
+    # Bits that the shuffle keys don't use, so that the order of a shard's rows is independent of its cluster.
     bits_N = shuffle_keys(f"{config.seed} {row_id}" for row_id in table["id"].to_pylist()) >> np.uint64(32)
     return ((bits_N * np.uint64(config.num_clusters)) >> np.uint64(32)).astype(np.int64)
 
 
 def _by_split(place_N: np.ndarray, train_N: np.ndarray, places: int) -> np.ndarray:
-    """Counts of training and of held-out rows by place."""
+    """Numbers of training and of held-out rows, by place."""
     return np.stack([np.bincount(place_N[split_N], minlength=places) for split_N in (train_N, ~train_N)])
 
 
 @dataclass(frozen=True)
 class _CountCells:
-    """One rows_2F of tables: training and held-out rows by fine cell."""
+    """Yields one rows_2F of tables: training and held-out rows by fine cell."""
 
     clustering: Clustering
 
@@ -158,7 +158,7 @@ class _CountCells:
 
 @dataclass(frozen=True)
 class _RowsOfCells:
-    """The rows of some fine cells, table by table: cell, split and key of each."""
+    """Yields the rows of some fine cells, table by table: cell, split and key of each."""
 
     clustering: Clustering
     cells: np.ndarray
@@ -174,10 +174,10 @@ class _RowsOfCells:
 
 
 def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, execute: Executor) -> Assigned:
-    """Share fine cells out so that no cluster has more than its share of the training rows, exactly.
+    """Divide the fine cells so that no cluster exceeds its share of the training rows; the bound is exact.
 
-    The clusters of a split cell each take a range of its training rows' shuffle keys; held-out rows go by the same
-    ranges. A fine centroid's cluster is the one that took most of its cell's rows.
+    Each cluster of a divided cell takes a range of its training rows' shuffle keys; held-out rows use the same ranges.
+    A fine centroid's cluster is the one that took most of its cell's rows.
     """
     config, centroids = rows.run.config.partition, clustering.centroids
     assert config.max_share is not None
@@ -186,9 +186,9 @@ def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, 
     mass_F = rows_2F[0]
     max_rows = capacity(int(mass_F.sum()), config.max_share, config.num_clusters)
     cost_FK = squared_distances(centroids.fine_FD, centroids.coarse_KD)
-    # The centroids are those of a sample under its own bound: under the bound of all rows one may have no row.
+    # The centroids come from a sample with a bound of its own. Under the bound of all rows, a cluster may get no row.
     quota_FK = none_empty(transport(mass_F, cost_FK, max_rows), cost_FK)
-    # A fine cell of held-out rows alone goes to the nearest cluster.
+    # A fine cell with held-out rows only goes to the nearest cluster.
     cluster_F = np.where(mass_F > 0, quota_FK.argmax(axis=1), assign(centroids.fine_FD, centroids.coarse_KD))
     ranges, shared = _share_cells(rows, clustering, quota_FK, phase(on_progress, 0.5, 1.0, "shared cells"), execute)
     rows_2K = np.zeros((2, config.num_clusters), np.int64)
@@ -207,7 +207,7 @@ def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, 
 def _share_cells(
     rows: RowsReader, clustering: Clustering, quota_FK: np.ndarray, on_progress: OnProgress, execute: Executor
 ) -> tuple[Ranges, np.ndarray]:
-    """Share out the cells that several clusters have rows of: the ranges, and these cells' rows, by CELLS."""
+    """Divide the cells in which several clusters have rows: returns the ranges, and these cells' rows as CELLS."""
     cells = np.flatnonzero((quota_FK > 0).sum(axis=1) > 1)
     if not len(cells):
         return {}, np.empty(0, CELLS)

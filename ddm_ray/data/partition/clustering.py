@@ -1,4 +1,4 @@
-"""From rows to centroids, part by part: what is clustered of a row, a sample of the rows, its k-means.
+"""From rows to centroids, part by part: features to cluster by, a sample of the rows, and its k-means.
 
 N rows of a part, S of the sample, D dimensions, F fine centroids, K clusters, CHW of the modelled data.
 """
@@ -28,14 +28,14 @@ from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
 
 COLUMNS = {"embeddings": ["embedding"], "pixels": ["data"], "label": ["label"]}
-"""Columns that decide a row's cluster, by the partition's method."""
+"""Columns that determine a row's cluster, by the partition's method."""
 POOLED_SIDE = 4
-AHEAD_BYTES, MOST_READERS = 24 * 2**20, 16
-"""Parts that are read at a time: of small ones in an object store each takes mostly until it begins."""
+AHEAD_BYTES, MAX_READERS = 24 * 2**20, 16
+"""Limits of reading ahead. Small parts in an object store mostly wait for the first byte, so many are read at once."""
 
 
 class RowsReader:
-    """The rows of a finished artifact, part by part, without the duplicates that were dropped."""
+    """The rows of a finished artifact, part by part, without dropped duplicates."""
 
     def __init__(self, run: Run, artifact: Artifact):
         """Raises MissingArtifact, DriftError, CorruptArtifact."""
@@ -49,17 +49,17 @@ class RowsReader:
     def parts(
         self, columns: list[str] | None, on_progress: OnProgress, names: Sequence[str] | None = None
     ) -> Iterator[pa.Table]:
-        """Each part's rows, by `columns` and id and split, or by all columns; `names`: of these parts alone.
+        """Yield each part's rows: id, split and `columns`, or all columns. `names`: only these parts.
 
-        Of a part that has much more than the columns no more is read.
+        If `columns` are a small share of a part, only they are read.
 
-        Progress is that of the caller. The next parts are read ahead, up to AHEAD_BYTES of them, one at least. Raises
-        CorruptArtifact naming the part.
+        Reports progress over these parts. Reads the next parts ahead, up to AHEAD_BYTES of them and at least one.
+        Raises CorruptArtifact naming the part.
         """
         began, num_rows, names = time.monotonic(), 0, self.names if names is None else names
         read = partial(self._read, columns=None if columns is None else ["id", "split", *columns])
         largest = max((self.manifest.files[name].bytes for name in names), default=1)
-        ahead = min(max(1, AHEAD_BYTES // max(1, largest)), MOST_READERS)
+        ahead = min(max(1, AHEAD_BYTES // max(1, largest)), MAX_READERS)
         for number, table in enumerate(read_ahead(read, names, ahead), 1):
             table = self._without_dropped(table)
             yield table
@@ -81,25 +81,25 @@ class RowsReader:
 
 
 def pace(num_rows: int, began: float) -> str:
-    """Words for so many rows since a moment of the monotonic clock."""
+    """Describe the number of rows and the rate since `began`, a moment of the monotonic clock."""
     return f"{num_rows:,} rows, {num_rows / max(time.monotonic() - began, 1e-9):,.0f} rows/s"
 
 
 @dataclass(frozen=True)
 class ClusterFeatures:
-    """Features to cluster rows by: embeddings, or pooled pixels of the images, to mean 0 and deviation 1."""
+    """Features to cluster rows by: embeddings, or pooled pixels of the images scaled to mean 0 and deviation 1."""
 
     run: Run
     mean_D: np.ndarray | None = None
     std_D: np.ndarray | None = None
 
     def __call__(self, table: pa.Table) -> np.ndarray:
-        """features_ND float32, as the centroids are: to unit length if these are spherical."""
+        """features_ND float32 in the space of the centroids: of unit length if the metric is spherical."""
         features_ND = self.scaled(self.raw(table))
         return unit_length(features_ND) if self.run.config.partition.metric == "spherical" else features_ND
 
     def raw(self, table: pa.Table) -> np.ndarray:
-        """features_ND float32 before any scaling. Raises DataError naming a row where they can't be clustered."""
+        """features_ND float32 before any scaling. Raises DataError naming a row that can't be clustered."""
         config = self.run.config
         if config.partition.method == "pixels":
             features_ND = pooled_pixels(images(table, config.data))
@@ -113,7 +113,7 @@ class ClusterFeatures:
         return features_ND
 
     def scaled(self, features_ND: np.ndarray) -> np.ndarray:
-        """Raw features to the sample's mean 0 and standard deviation 1, for pixels."""
+        """Scale raw features of pixels to the sample's mean 0 and standard deviation 1; embeddings stay as they are."""
         return features_ND if self.mean_D is None else (features_ND - self.mean_D) / self.std_D
 
     def _refuse(self, table: pa.Table, broken_N: np.ndarray, what: str, check: str) -> None:
@@ -149,15 +149,15 @@ class Clustering:
 
     @classmethod
     def from_bytes(cls, run: Run, data: bytes) -> "Clustering":
-        """The inverse of `to_bytes`, of a file whose checksum was verified."""
+        """The inverse of `to_bytes`, for a file with a verified checksum."""
         tensors = safetensors.numpy.load(data)
         features = ClusterFeatures(run, tensors.pop("mean_D", None), tensors.pop("std_D", None))
         return cls(features, Centroids(**tensors))
 
 
 def pooled_pixels(images_NCHW: np.ndarray) -> np.ndarray:
-    """features_ND: each channel's averages over a grid of 4 x 4, and its standard deviation; D = 17 C."""
-    import torch  # of which processes that read embeddings need nothing
+    """features_ND: each channel's averages over a 4 x 4 grid, and its standard deviation; D = 17 C."""
+    import torch  # imported here, since processes that read embeddings don't need it
 
     grid_NCLL = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(images_NCHW), POOLED_SIDE)
     std_NC = images_NCHW.std(axis=(2, 3))
@@ -166,7 +166,7 @@ def pooled_pixels(images_NCHW: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Training rows of keys up to a limit, table by table: (key_N, features_ND), before any scaling."""
+    """Training rows with keys up to a limit, table by table: (key_N, features_ND), before any scaling."""
 
     features: ClusterFeatures
     limit: np.uint64
@@ -179,7 +179,7 @@ class _Candidates:
 
 
 def _sample(rows: RowsReader, features: ClusterFeatures, execute: Executor, on_progress: OnProgress) -> RowSample:
-    """The training rows of the lowest keys, and their features."""
+    """The training rows with the lowest keys, and their features."""
     config, num_rows = rows.run.config.partition, RowsInfo.of(rows.manifest).rows_train
     size = min(config.sample_rows, num_rows)
     likely = likely_limit(size, num_rows)
@@ -192,10 +192,10 @@ def _sample(rows: RowsReader, features: ClusterFeatures, execute: Executor, on_p
     return sample
 
 
-def fit(rows: RowsReader, on_progress: OnProgress, execute: Executor) -> tuple[Clustering, int]:
-    """Two-level k-means of a sample of the training rows (paper, section 4), and the sample's number of rows.
+def fit_clustering(rows: RowsReader, on_progress: OnProgress, execute: Executor) -> tuple[Clustering, int]:
+    """Two-level k-means of a sample of the training rows (paper, section 4), and the number of rows in the sample.
 
-    Raises DataError for too few rows, or too few different ones, to fill the clusters.
+    Raises DataError if there are too few rows, or too few different ones, to fill the clusters.
     """
     run, config = rows.run, rows.run.config.partition
     features = ClusterFeatures(run)

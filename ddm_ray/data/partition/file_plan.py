@@ -1,4 +1,4 @@
-"""Files of shards: which file a row belongs to, and a file's bytes, which depend on the set of its rows alone.
+"""Files of shards: which file a row belongs to, and its bytes, which depend only on the set of its rows.
 
 N rows, K clusters.
 """
@@ -27,9 +27,9 @@ ID_BYTES = 32
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file of a shard: one range of the shuffle keys, of `of` equal ones, of a cluster's training or held-out rows.
+    """A file of a shard: of a cluster's training or held-out rows, those in one of `of` equal ranges of shuffle keys.
 
-    `place`: its number among all files of a plan.
+    `place`: the file's number among all files of a plan.
     """
 
     place: int
@@ -39,12 +39,12 @@ class ShardFile:
     of: int
 
     def name(self, generation: int) -> str:
-        """Name below the shard."""
+        """The file's name below the shard."""
         return shard_file(self.split, self.number, generation)
 
 
 class FilePlan:
-    """The files of some clusters' shards, by exact counts of all clusters' rows. Can be pickled."""
+    """The files of some clusters' shards, from exact row counts of all clusters. Can be pickled."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class FilePlan:
                 self.files += own
 
     def of(self, cluster: int) -> list[ShardFile]:
-        """The files of a cluster's shard; some may turn out to have no rows."""
+        """The files of a cluster's shard. Some may turn out to have no rows."""
         return [file for file in self.files if file.cluster == cluster]
 
-    def groups(self, files: Iterable[ShardFile], most_bytes: int) -> list[list[ShardFile]]:
-        """The files in groups of about so many bytes at most, or of one file."""
+    def groups(self, files: Iterable[ShardFile], max_bytes: int) -> list[list[ShardFile]]:
+        """Group the files, about `max_bytes` at most per group, or a single larger file."""
         groups: list[list[ShardFile]] = []
         held = 0
         for file in files:
             size = int(self.rows[file.split][file.cluster]) * row_bytes(self._config) // file.of
-            if not groups or held + size > most_bytes:
+            if not groups or held + size > max_bytes:
                 groups.append([])
                 held = 0
             groups[-1].append(file)
@@ -87,7 +87,7 @@ class FilePlan:
         return groups
 
     def split(self, table: pa.Table, cluster_N: np.ndarray, places: Collection[int]) -> Iterator[tuple[int, pa.Table]]:
-        """Yield those of a table's rows that belong to the files of these places, by place, as files store them."""
+        """Yield a table's rows that belong to the files at these places: the place, and the rows as files have them."""
         schema, train_N = shard_file_schema(self._config), trains(table)
         key_N, place_N = shuffle_keys(table["id"].to_pylist()), np.full(table.num_rows, -1)
         for (cluster, split), first in self._first.items():
@@ -103,9 +103,9 @@ class FilePlan:
 
 
 def write_rows(path: Path, rows: pa.Table, schema: pa.Schema, tally: Tally | None) -> None:
-    """Write a file of rows, ordered by their shuffle keys, and of equal ones by their ids; count them.
+    """Write a file of rows, sorted by their shuffle keys and then by their ids, and count them in `tally`.
 
-    Beside the rows it takes the memory of a row group. Raises OSError.
+    Takes the memory of one row group besides the rows. Raises OSError.
     """
     group_rows = _group_rows(int(bytes_of_rows(rows).sum()) / rows.num_rows)
     ids, rows = rows["id"].to_pylist(), rows.combine_chunks()
@@ -121,14 +121,14 @@ def write_rows(path: Path, rows: pa.Table, schema: pa.Schema, tally: Tally | Non
 
 
 def row_bytes(config: DataConfig) -> int:
-    """Approximate bytes of a shard's row; half of a text's tokens are assumed to count."""
+    """Approximate bytes of a shard's row, assuming that half of a text's tokens aren't padding."""
     widths = [field.type.byte_width for field in shard_schema(config) if pa.types.is_fixed_size_binary(field.type)]
     condition = 8 if config.text is None else config.text.token_bytes // 2
     return ID_BYTES + condition + sum(widths)
 
 
 def bytes_of_rows(rows: pa.Table) -> np.ndarray:
-    """bytes_N of each row's columns."""
+    """bytes_N: each row's bytes in all columns."""
     total = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         if pa.types.is_int64(column.type):
@@ -148,12 +148,12 @@ def _share(key_N: np.ndarray, shares: int) -> np.ndarray:
 
 
 def _group_rows(mean_row_bytes: float) -> int:
-    """Rows of a row group: the power of two whose columns come nearest below ROW_GROUP_BYTES."""
+    """Rows of a row group: the largest power of two with columns below ROW_GROUP_BYTES, within bounds."""
     fitting = 2 ** int(np.log2(max(1.0, ROW_GROUP_BYTES / mean_row_bytes)))
     return min(max(fitting, MIN_GROUP_ROWS), MAX_GROUP_ROWS)
 
 
 def _starts(sorted_N: np.ndarray) -> np.ndarray:
-    """Return where each of the values begins."""
+    """The index at which each value begins."""
     starts: np.ndarray = np.flatnonzero(np.diff(sorted_N, prepend=-1))
     return starts

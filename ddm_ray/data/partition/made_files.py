@@ -1,4 +1,4 @@
-"""Files of shards that are written before their shards are: a record of each, by which a killed partition goes on."""
+"""Files of shards, written before the shards are committed; their records let a killed partition resume."""
 
 import base64
 import tempfile
@@ -27,7 +27,7 @@ FOLDER = f"{PARTITION}/_files"
 
 @dataclass(frozen=True)
 class MadeFile:
-    """A file of a shard that is on storage, its number of rows, and their tally."""
+    """A shard's file on storage, its number of rows, and their tally."""
 
     file: ShardFile
     record: FileRecord
@@ -36,7 +36,7 @@ class MadeFile:
 
 
 class MadeFiles:
-    """Files of the shards that are expected, and their records. Can be pickled.
+    """Files of the expected shards, and their records. Can be pickled.
 
     Records of files of other rows, centroids or plans are in other folders.
     """
@@ -44,14 +44,14 @@ class MadeFiles:
     def __init__(self, run: Run, expected: Mapping[int, ExpectedShard], file_bytes: int):
         self._run, self._expected = run, expected
         made_of: list[Any] = [run.generation, file_bytes]
-        for shard_made in list(expected.values())[:1]:  # all are made of the same
+        for shard_made in list(expected.values())[:1]:  # all shards have the same identity and centroids
             made_of += [shard_made.identity.fields, shard_made.identity.inputs, shard_made.centroids]
         self._folder = f"{FOLDER}/{sha256(canonical(made_of))[:16]}"
 
     def write(self, file: ShardFile, rows: pa.Table) -> MadeFile | None:
-        """Write the file of these rows, in any order, and its record; None where a rival has finished the shard.
+        """Write a file of these rows, in any order, and its record. None if a concurrent writer has finished the shard.
 
-        Raises StorageError, also where the system's temporary folder has no room for it.
+        Raises StorageError, also if the system's temporary folder is full.
         """
         if self._expected[file.cluster].finished():
             return None
@@ -67,7 +67,7 @@ class MadeFiles:
         return written
 
     def put(self, made: MadeFile) -> None:
-        """Record a file that is written."""
+        """Record a written file."""
         values = base64.b64encode(zlib.compress(made.tally.values_V.astype("<i8").tobytes())).decode()
         body = {
             "record": asdict(made.record),
@@ -78,7 +78,7 @@ class MadeFiles:
         self._run.store.write(self._key(made.file), seal(body))
 
     def find(self, files: Iterable[ShardFile]) -> Iterator[MadeFile]:
-        """Yield those of the files that have a record and are there. One that is damaged is as one that isn't."""
+        """Yield those of the files that have a record and exist. A damaged record counts as missing."""
         recorded = self._run.store.sizes(self._folder)
         files = [file for file in files if _name(file) in recorded]
         sizes = {cluster: self._run.store.sizes(shard(cluster)) for cluster in {file.cluster for file in files}}
@@ -88,7 +88,7 @@ class MadeFiles:
                 yield made
 
     def clear(self) -> None:
-        """Delete the records: the shards are committed. Also those of a partition of other rows that was begun."""
+        """Delete the records once the shards are committed, including records of a partition of other rows."""
         self._run.store.delete(self._folder if self._run.config.partition.given else FOLDER)
 
     def _read(self, file: ShardFile) -> MadeFile | None:

@@ -1,4 +1,4 @@
-"""Numbers of a partition: sizes, agreement with classes, and what they warn of. C classes, K clusters."""
+"""Numbers of a partition: sizes, agreement with classes, and warnings that follow. C classes, K clusters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from ddm_ray.run.info import ClusterFit, PartitionInfo
 from ddm_ray.spelling import some
 
 FAR = 99
-"""Percentile of the distances from a centroid beyond which an appended row is far."""
-UNLIKE, LEAST_FAR = 0.1, 3
-"""Share of new rows that are far, and their least number, from which on they are called unlike the earlier ones."""
+"""An appended row is far if it is beyond this percentile of the earlier rows' distances from its centroid."""
+UNLIKE, MIN_FAR = 0.1, 3
+"""Minimum share and minimum number of far new rows at which they are called unlike the earlier ones."""
 
 
-def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> dict[str, Any]:
-    """All numbers of a Report that follow from counts of rows."""
+def partition_numbers(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> dict[str, Any]:
+    """All numbers of a report that follow from counts of rows."""
     share_K = train_K / train_K.sum()
     positive = share_K[share_K > 0]
-    # Of a single cluster all shares are equal.
+    # A single cluster counts as perfectly even.
     entropy = float(-(positive * np.log(positive)).sum() / np.log(len(train_K))) if len(train_K) > 1 else 1.0
     return {
         "counts_CK": counts_CK.tolist(),
@@ -32,7 +32,7 @@ def sizes(counts_CK: np.ndarray, train_K: np.ndarray, heldout_K: np.ndarray) -> 
 
 
 def _adjusted_rand(counts_CK: np.ndarray) -> float:
-    """The adjusted Rand index of classes and clusters, from how many rows they share."""
+    """The adjusted Rand index of classes and clusters, from the number of rows that each pair shares."""
     both, classes, clusters, all_pairs = (
         float((counts * (counts - 1.0) / 2).sum())
         for counts in (counts_CK, counts_CK.sum(axis=1), counts_CK.sum(axis=0), counts_CK.sum())
@@ -43,7 +43,7 @@ def _adjusted_rand(counts_CK: np.ndarray) -> float:
 
 
 def warnings_of(config: RunConfig, info: PartitionInfo, silhouette: float | None) -> list[str]:
-    """A line for each thing to look at before training: a catch-all cluster, tiny ones, empty classes, no structure."""
+    """One line per thing to check before training: a catch-all cluster, tiny ones, empty classes, no structure."""
     rows_K = np.array(info.rows_K)
     num_clusters, num_rows = len(rows_K), int(rows_K.sum())
     by_kmeans = config.partition.by_kmeans
@@ -77,9 +77,9 @@ def warnings_of(config: RunConfig, info: PartitionInfo, silhouette: float | None
 
 
 def unlike(fit: Sequence[ClusterFit]) -> list[str]:
-    """A line where appended rows are unlike those that the clusters were made of; none where they are alike."""
+    """A line if appended rows are unlike the rows that the clusters were made from; empty if they are alike."""
     rows, far = sum(each.rows for each in fit if each.far is not None), sum(each.far or 0 for each in fit)
-    if far < max(LEAST_FAR, UNLIKE * rows):
+    if far < max(MIN_FAR, UNLIKE * rows):
         return []
     most = max(range(len(fit)), key=lambda cluster: fit[cluster].far or 0)
     return [

@@ -1,4 +1,4 @@
-"""The partition's report as one self-contained page. C classes, K clusters."""
+"""Renders a partition's report as one self-contained page. C classes, K clusters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.partition.numbers import FAR
-from ddm_ray.pictures.page import page as html_page
+from ddm_ray.pictures.page import render_page
 from ddm_ray.run.info import PartitionInfo, ReportInfo
 
 KINDS = {"share": "share", "mostly": "text", "for example": "text", "images": "images"}
@@ -18,13 +18,13 @@ TOP_CLASSES, CAPTIONS, CAPTION_LETTERS = 4, 3, 60
 
 @dataclass(frozen=True)
 class Shown:
-    """A row as the page shows it: a small image, and its caption, if it has one."""
+    """A row on the page: a small image, and its caption if it has one."""
 
     png: bytes
     caption: str
 
 
-def page(
+def render_partition(
     config: RunConfig,
     info: PartitionInfo,
     report: ReportInfo,
@@ -33,9 +33,9 @@ def page(
     projection: bytes | None,
     facts: Mapping[str, str],
 ) -> str:
-    """report.html. `projection`: a picture of the embeddings, if there are some; `facts`: more of them."""
+    """Render report.html. `projection`: a picture of the embeddings, if there are some; `facts`: additional facts."""
     table = _table(config, info, report, centroids, shown_K)
-    return html_page(
+    return render_page(
         "partition",
         title=f"{config.name}: {len(info.rows_K)} clusters",
         info=info,
@@ -69,7 +69,7 @@ def _table(
     centroids: Centroids | None,
     shown_K: Sequence[Sequence[Shown]],
 ) -> dict[str, Sequence[Any]]:
-    """The table of clusters, column by column; shares are numbers in [0, 1], images are Shown, all else is text."""
+    """The table of clusters by column. Shares are numbers in [0, 1], images are Shown, everything else is text."""
     total = sum(info.rows_K)
     table: dict[str, Sequence[Any]] = {"cluster": [str(cluster) for cluster in range(len(info.rows_K))]}
     if any(shown_K):
@@ -97,7 +97,7 @@ def _table(
 
 
 def _next_clusters(coarse_KD: np.ndarray) -> list[str]:
-    """For each centroid the nearest other one, and its distance."""
+    """The nearest other centroid of each centroid, and its distance."""
     cells = []
     for cluster, own_D in enumerate(coarse_KD):
         distance_K = np.linalg.norm(coarse_KD - own_D, axis=1)
@@ -111,7 +111,7 @@ def _short(caption: str) -> str:
 
 
 def _mostly(counts_C: Sequence[int], names: Sequence[str]) -> str:
-    """The most frequent classes of a cluster with their shares of it."""
+    """The most frequent classes of a cluster, with their shares of it."""
     total = sum(counts_C)
     top = sorted(range(len(counts_C)), key=lambda label: (-counts_C[label], label))[:TOP_CLASSES]
     return ", ".join(f"{names[label]} ({counts_C[label] / total:.0%})" for label in top if counts_C[label])
@@ -120,7 +120,7 @@ def _mostly(counts_C: Sequence[int], names: Sequence[str]) -> str:
 def _facts(config: RunConfig) -> dict[str, str]:
     partition, embedder = config.partition, config.embedder
     facts: dict[str, str] = {"method": partition.method}
-    if not partition.given:  # of owners' sources nothing is told
+    if not partition.given:  # owners' sources aren't known
         facts = {"source": config.data.source, **facts}
         name = f"PCA of pixels, {embedder.dim} components" if embedder.kind == "pixels" else embedder.network
         facts["embedder"] = name if embedder.kind == "pixels" else f"{name} ({embedder.kind})"

@@ -1,4 +1,4 @@
-"""Executors of a partition's work, passes over all rows and the files of shards; the one of this process alone."""
+"""Executors of a partition's work: passes over all rows, and shards' files. Has the one without Ray."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +22,7 @@ MEMORY_BYTES = 2**30
 
 @dataclass(frozen=True)
 class FileWork:
-    """The rows, the cluster of each, the plan of the shards' files, and the record of those that are written."""
+    """The rows, the clusters of rows, the plan of the shards' files, and the records of written files."""
 
     rows: "RowsReader"
     clusters: "RowClusters"
@@ -30,7 +30,7 @@ class FileWork:
     made: "MadeFiles"
 
     def split(self, table: pa.Table, places: "Collection[int]") -> "Iterator[tuple[int, pa.Table]]":
-        """Yield the rows of a table that files at these places get, with the place."""
+        """Yield a table's rows that belong to the files at these places: the place, and the rows."""
         return self.plan.split(table, self.clusters(table), places)
 
 
@@ -38,7 +38,7 @@ class Executor(Protocol):
     """Does the work of a partition."""
 
     def session(self) -> AbstractContextManager[object]:
-        """Open what is needed while there is something to do."""
+        """Open the resources for the work; entered only if there is some."""
         ...
 
     def each(
@@ -48,20 +48,20 @@ class Executor(Protocol):
         columns: list[str] | None,
         on_progress: OnProgress,
     ) -> Iterator[T]:
-        """Yield what `make`, which can be pickled, makes of tables of some parts, and of others, until all were seen.
+        """Apply `make`, which can be pickled, to tables of some parts at a time until all are seen; yield its results.
 
-        Which parts come together, and in which order, is open. `columns`: as of `RowsReader.parts`.
+        The grouping and order of the parts are unspecified. `columns`: see `RowsReader.parts`.
         """
         ...
 
     def write(self, work: "FileWork", files: "Collection[ShardFile]", on_progress: OnProgress) -> "Iterator[MadeFile]":
-        """Write these files of a plan, and yield those that were written: not those of shards that a rival finished."""
+        """Write these files of a plan, and yield the written ones. Skips files of shards that a rival has finished."""
         ...
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """The executor without Ray: part after part."""
+    """The executor without Ray: one part after another."""
 
     session: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -76,7 +76,7 @@ class InProcess:
         return make(rows.parts(columns, on_progress))
 
     def write(self, work: "FileWork", files: "Collection[ShardFile]", on_progress: OnProgress) -> "Iterator[MadeFile]":
-        """See `Executor`. All rows are read once for as many files as MEMORY_BYTES hold."""
+        """See `Executor`. Reads all rows once per group of files that fit into MEMORY_BYTES."""
         groups = work.plan.groups(files, MEMORY_BYTES)
         for number, group in enumerate(groups):
             tables: dict[int, list[pa.Table]] = {file.place: [] for file in group}

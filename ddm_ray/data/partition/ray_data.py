@@ -1,9 +1,9 @@
-"""Partition on a Ray cluster: passes over the parts by Ray Data, and the shards' files by an exchange of tasks.
+"""Partition on a Ray cluster: passes over the parts by Ray Data, and the shards' files by an exchange between tasks.
 
-A task splits the rows of some parts by groups of files, another writes a group's files out of what all have for it. Ray
-keeps what is on its way on the machine where it was split, on its disk where memory is short, and splits again what a
-dead machine had. Ray Data's shuffle does that, too, but starts two more kinds of processes on each machine, and has
-every row twice more in its object store, which took several times as long.
+One kind of task splits the rows of some parts by groups of files; the other writes a group's files from the pieces of
+all split tasks. Ray keeps the pieces on the machine that split them, spills them to its disk if memory is short, and
+splits again what a dead machine held. Ray Data's shuffle does the same, but starts two more kinds of processes on each
+machine, and keeps two more copies of every row in its object store, which took several times as long.
 """
 
 import shutil
@@ -25,33 +25,33 @@ from ddm_ray.data.partition.file_plan import ShardFile
 from ddm_ray.data.partition.made_files import MadeFile
 from ddm_ray.data.partition.passes import FileWork
 from ddm_ray.data.scratch import OTHER_SCRATCH
-from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, to_row, values_of
+from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, made_values, to_row
 from ddm_ray.errors import DDMError, RayError, StorageError
 from ddm_ray.spelling import amount
 
 T = TypeVar("T")
 BLOCK_BYTES = 2**20
-"""Bytes of results that a task gives at once."""
-TASKS_AT_LEAST, LEAST_PIECE_BYTES = 4, 2**18
-"""Tasks of each kind a core, so that all have some, unless a group got less than such a piece of each task: Ray sends
-small ones by the driver."""
-MOST_GROUPS = 1024
-"""Groups, above which each has more bytes: the driver knows all pieces that are on their way, by about a KB each."""
+"""Bytes of results that a task returns at a time."""
+MIN_TASKS_PER_CORE, MIN_PIECE_BYTES = 4, 2**18
+"""Minimum tasks of each kind per core, so that all cores work; fewer if a piece would get smaller than
+MIN_PIECE_BYTES, since Ray sends small objects through the driver."""
+MAX_GROUPS = 1024
+"""Maximum groups, then they get larger: the driver keeps about a KB for each piece."""
 WRITES_PER_CORE = 2
-"""Tasks that write, or wait for their rows, at a time."""
+"""Write tasks per core that run, or wait for their rows, at a time."""
 RETRIES = 10
-"""Number of times that a task is run again after the death of its process or machine, for what it had made, too."""
+"""Retries of a task after its process or machine dies, also to make its lost results again."""
 STALL_SECONDS = 300.0
 STALLED = "no task has ended for minutes; see that Ray's machines have free space where they spill objects"
 Groups = Sequence[Sequence[ShardFile]]
 CommonWork: TypeAlias = "ray.ObjectRef[FileWork]"
 Piece: TypeAlias = "ray.ObjectRef[dict[int, pa.Table]]"
-"""The rows that a task has split for a group, by their files' places."""
+"""The rows that a task has split for a group, by the places of their files."""
 
 
 @dataclass(frozen=True)
 class RayPasses:
-    """The executor on the Ray that `session` starts or joins; none: Ray is initialised.
+    """The executor on the Ray that `session` starts or joins; without one, Ray is already initialised.
 
     `spills_below`: the folder of this machine to which that Ray spills, if it is known.
     """
@@ -66,17 +66,17 @@ class RayPasses:
         columns: list[str] | None,
         on_progress: OnProgress,
     ) -> Iterator[T]:
-        """See `Executor`. Raises RayError for what fails in Ray."""
+        """See `Executor`. Raises RayError for failures in Ray."""
         made = _parts(rows, partial(_make_each, rows=rows, make=make, columns=columns))
         made.context.target_max_block_size = BLOCK_BYTES
         parts, num_rows, began = 0, 0, time.monotonic()
-        for more_parts, more_rows, value in values_of(made, rows.run.url):
+        for more_parts, more_rows, value in made_values(made, rows.run.url):
             parts, num_rows = parts + more_parts, num_rows + more_rows
             yield value
             on_progress(parts / len(rows.names), pace(num_rows, began))
 
     def write(self, work: FileWork, files: Collection[ShardFile], on_progress: OnProgress) -> Iterator[MadeFile]:
-        """See `Executor`. Raises RayError for what fails in Ray, StorageError where a machine's disk is full."""
+        """See `Executor`. Raises RayError for failures in Ray, StorageError if a machine's disk is full."""
         if self.spills_below:
             require_room(_bytes_of(work.rows), int(ray.cluster_resources()["object_store_memory"]), self.spills_below)
         with errors_of_ray(work.rows.run.url):
@@ -87,7 +87,7 @@ class RayPasses:
 
 
 def require_room(total: int, memory: int, folder: str) -> None:
-    """Raise StorageError unless so many bytes of rows fit into Ray's memory and the disk of a folder, together."""
+    """Raise StorageError unless `total` bytes of rows fit into Ray's memory and the folder's disk together."""
     free = shutil.disk_usage(folder).free
     if total > memory + free:
         has, need = f"{amount(free)} are free", f"{amount(total - memory)} of rows on their way"
@@ -95,15 +95,15 @@ def require_room(total: int, memory: int, folder: str) -> None:
 
 
 def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:
-    """Bytes of rows that a task writes, and bytes that one splits, of `total` bytes in files of so many."""
-    group_bytes = max(1, total // MOST_GROUPS, min(file_bytes, total // (TASKS_AT_LEAST * cores)))
-    return group_bytes, max(group_bytes, LEAST_PIECE_BYTES * -(-total // group_bytes))
+    """Bytes of rows per write task and per split task, for `total` bytes in files of `file_bytes`."""
+    group_bytes = max(1, total // MAX_GROUPS, min(file_bytes, total // (MIN_TASKS_PER_CORE * cores)))
+    return group_bytes, max(group_bytes, MIN_PIECE_BYTES * -(-total // group_bytes))
 
 
 def _split_all(
     rows: RowsReader, common: CommonWork, groups: Groups, split_bytes: int, on_progress: OnProgress
 ) -> list[list[Piece]]:
-    """Have tasks split all rows, a share of the parts each: for each group the pieces that hold its rows."""
+    """Start tasks that split all rows, each a share of the parts. Returns the pieces of each group."""
     places, split = ray.put([[file.place for file in group] for group in groups]), _task(_split, len(groups) + 1)
     pieces: list[list[Piece]] = [[] for _ in groups]
     running: list[ray.ObjectRef[tuple[int, int]]] = []
@@ -123,7 +123,7 @@ def _split_all(
 def _write_all(
     common: CommonWork, groups: Groups, pieces: list[list[Piece]], on_progress: OnProgress
 ) -> Iterator[MadeFile]:
-    """Have tasks write the files of all groups. Pieces are taken away, so that Ray keeps none that is written."""
+    """Start tasks that write the files of all groups. Drops the pieces, so that Ray frees those that are written."""
     write, most = _task(_write), WRITES_PER_CORE * _cores()
     running: list[ray.ObjectRef[list[MadeFile]]] = []
 
@@ -146,10 +146,10 @@ def _write_all(
 
 
 def _as_they_end(running: "list[ray.ObjectRef[T]]") -> Iterator[T | None]:
-    """The results of tasks, to which more may be added meanwhile. Those that are left at an error are cancelled.
+    """Yield the results of tasks as they finish; tasks may be added meanwhile. The rest is cancelled on an error.
 
-    None where no task has ended for STALL_SECONDS. Ray raises OutOfDiskError where a task can't store what it makes,
-    but waits without a word where a task's arguments don't fit into memory, since nothing there can be spilled.
+    Yields None if no task has finished for STALL_SECONDS. Ray raises OutOfDiskError if a task can't store its results,
+    but waits silently if a task's arguments don't fit into memory, since these can't be spilled.
     """
     try:
         while running:
@@ -161,18 +161,18 @@ def _as_they_end(running: "list[ray.ObjectRef[T]]") -> Iterator[T | None]:
 
 
 def _task(function: Callable[..., Any], num_returns: int = 1) -> Any:
-    """A function as a task of one core, anywhere."""
+    """Make a function a task of one core, on any machine."""
     return ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=RETRIES, num_returns=num_returns)(function)
 
 
 def _shares(rows: RowsReader, split_bytes: int) -> Iterator[list[str]]:
-    """The names of the parts that a task splits, for each."""
+    """Yield the names of the parts of each split task."""
     for share in np.array_split(rows.names, min(len(rows.names), -(-_bytes_of(rows) // split_bytes))):
         yield share.tolist()
 
 
 def _split(names: list[str], work: FileWork, groups: Sequence[Sequence[int]]) -> Iterator[Any]:
-    """The number of parts and rows, then for each group its rows by their files' places."""
+    """Yield the numbers of parts and rows, then for each group its rows by the places of their files."""
     group_of = {place: number for number, places in enumerate(groups) for place in places}
     by_group: list[dict[int, list[pa.Table]]] = [{} for _ in groups]
     num_rows = 0
@@ -187,7 +187,7 @@ def _split(names: list[str], work: FileWork, groups: Sequence[Sequence[int]]) ->
 
 
 def _write(group: Sequence[ShardFile], work: FileWork, *pieces: dict[int, pa.Table]) -> list[MadeFile]:
-    """Write a group's files; those that were written."""
+    """Write a group's files; returns the written ones."""
     written = []
     for file in group:
         tables = [piece[file.place] for piece in pieces if file.place in piece]
@@ -201,14 +201,14 @@ def _bytes_of(rows: RowsReader) -> int:
 
 
 def _cores() -> int:
-    """Cores of this Ray. Raises RayError for one where no task could ever run."""
+    """Number of cores of this Ray. Raises RayError if it has none, since no task could ever run."""
     if (cores := int(ray.cluster_resources().get("CPU", 0))) < 1:
         raise RayError("this Ray has no core, and a task of partition takes one", "start it with some, or add a node")
     return cores
 
 
 def _parts(rows: RowsReader, make: Callable[[pa.Table], Iterator[pa.Table]]) -> ray.data.Dataset:
-    """Have tasks make a dataset of the rows' parts, by their names."""
+    """Make a dataset of the parts' names, and map `make` over it in tasks."""
     keep_quiet()
     cores, names = _cores(), [{"name": name} for name in rows.names]
     tasks = max(1, min(len(names), TASKS_PER_CORE * cores))
@@ -226,7 +226,10 @@ def _make_each(
     make: Callable[[Iterator[pa.Table]], Iterator[Any]],
     columns: list[str] | None,
 ) -> Iterator[pa.Table]:
-    """Rows of what is made of some parts, with the parts and rows that were read since. A DDMError ends them."""
+    """Yield results of `make` on some parts as rows, each with the parts and rows read since the one before.
+
+    A DDMError is the last result.
+    """
     read = [0, 0]
 
     def tables() -> Iterator[pa.Table]:

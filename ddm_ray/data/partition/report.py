@@ -1,4 +1,4 @@
-"""The report of a partition as an artifact of its own: made with the partition, or again of its rows."""
+"""The report of a partition, an artifact of its own: made with the partition, or later from its rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ PAGE = "report.html"
 
 
 def report(run: Run, progress: OnProgress | None = None, execute: Executor | None = None) -> None:
-    """Make the report of a finished partition, of its rows; a no-op if the report is finished.
+    """Make the report of a finished partition from its rows. A no-op if the report is finished.
 
     `execute`: see `stage.partition`. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError, RayError.
     """
     on_progress, execute = progress or no_progress, execute or InProcess()
     partition = run.require(PARTITION)
-    # The manifest of an older partition lists the files of its report, which must stay as they are.
+    # An older version's partition lists its report's files in its own manifest, so they mustn't change.
     if finished_report(run) or f"{REPORT}/{PAGE}".removeprefix(f"{PARTITION}/") in partition.files:
         return
     if run.config.partition.given:
@@ -44,7 +44,7 @@ def report(run: Run, progress: OnProgress | None = None, execute: Executor | Non
 def report_of(
     rows: RowsReader, partition: Manifest, assigned: Assigned, on_progress: OnProgress, execute: Executor
 ) -> None:
-    """Make the report of a partition of these rows, whose clusters are known."""
+    """Make the report of a partition of these rows, given their clusters."""
     run = rows.run
     look = _Look(run.named, PartitionInfo.of(partition), assigned, _far_before(run))
     builder = look.builder()
@@ -55,9 +55,9 @@ def report_of(
 
 
 def _far_before(run: Run) -> tuple[float | None, ...]:
-    """`ReportInfo.far_K` of the rows that a run appends its own to; empty if it doesn't, or their report has none.
+    """`ReportInfo.far_K` of the rows that this run appends to; empty if it appends to none, or their report has none.
 
-    Raises CorruptArtifact, DriftError for a report of them that isn't as it should be.
+    Raises CorruptArtifact, DriftError for a damaged report of these rows.
     """
     if not (run.appends and run.base and (report := run.base.finished(REPORT))):
         return ()
@@ -70,7 +70,7 @@ def _far_before(run: Run) -> tuple[float | None, ...]:
 
 @dataclass(frozen=True)
 class _Look:
-    """Looks at tables for a report: a builder that has seen all that come together."""
+    """Builds the report of tables: yields one builder that has seen them all."""
 
     config: RunConfig
     info: PartitionInfo
@@ -95,7 +95,7 @@ class _Look:
 
 
 def _facts(rows: RowsReader) -> dict[str, str]:
-    """Facts about the rows, beside their clusters, for the page."""
+    """Facts about the rows, apart from their clusters, for the page."""
     run, info = rows.run, RowsInfo.of(rows.manifest)
     counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
     counts["files of another kind"] = sum(info.ignored.values())
@@ -109,7 +109,7 @@ def _facts(rows: RowsReader) -> dict[str, str]:
 
 
 def finished_report(run: Run) -> Manifest | None:
-    """The manifest of a whole report of today's partition; None if there is none."""
+    """The manifest of a complete report of the current partition; None if there is none."""
     try:
         manifest = run.finished(REPORT)
     except (CorruptArtifact, DriftError):
@@ -118,7 +118,7 @@ def finished_report(run: Run) -> Manifest | None:
 
 
 def commit_report(run: Run, built: Report) -> None:
-    """Write a report's page and manifest, and remove files of an earlier one; a concurrent writer's report stays."""
+    """Write a report's page and manifest, and delete files of an earlier one. A concurrent writer's report is kept."""
     invalidate(run, REPORT, lambda: finished_report(run))
     if finished_report(run):
         return
@@ -127,8 +127,8 @@ def commit_report(run: Run, built: Report) -> None:
     if before is not None and before != built.html:
         run.store.write(key, built.html)
     manifest = run.commit_records(REPORT, {PAGE: FileRecord.of(built.html)}, built.info)
-    # Pictures of another machine may be other bytes: if it has finished meanwhile, its page is put back.
+    # Another machine may render other bytes. If it has finished meanwhile, its page is restored.
     if before is not None and manifest.files.get(PAGE) == FileRecord.of(before):
         run.store.write(key, before)
-    for other in run.store.sizes(REPORT).keys() - manifest.files.keys() - {NAME}:  # pictures, of older versions
+    for other in run.store.sizes(REPORT).keys() - manifest.files.keys() - {NAME}:  # pictures of older versions
         run.store.delete_one(f"{REPORT}/{other}")

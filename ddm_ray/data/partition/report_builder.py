@@ -1,4 +1,4 @@
-"""The report of a partition, built from rows seen once, in parts: numbers, warnings, a page to look at.
+"""Builds the report of a partition in one pass over its rows, in parts: numbers, warnings, and a page.
 
 N rows, D dimensions of an embedding, K clusters, S sampled rows.
 """
@@ -15,7 +15,7 @@ from ddm_ray.config import RunConfig
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.numbers import FAR, unlike, warnings_of
-from ddm_ray.data.partition.page import Shown, page
+from ddm_ray.data.partition.page import Shown, render_partition
 from ddm_ray.data.partition.pictures import projection_png, tile_png, to_image
 from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.schema import embeddings, stored_images, trains
@@ -25,12 +25,12 @@ IMAGES = 8
 SHOWN_CLUSTERS = 64
 PROJECTED_ROWS, SILHOUETTE_ROWS, MEASURED_ROWS = 5000, 2000, 2**16
 Looks = dict[int, Shown]
-"""Rows by their keys, and what is shown of them."""
+"""Rows by their keys, in the form that the page shows."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The page, and what its manifest holds."""
+    """The page, and the contents of its manifest."""
 
     html: bytes
     info: ReportInfo
@@ -39,8 +39,8 @@ class Report:
 class ReportBuilder:
     """Looks at the rows of a partition, in any order, and keeps samples of them.
 
-    Builders of some of the rows each, which can be pickled, are joined to that of all. `num_rows`: training rows that
-    are added to all of them together. `far_K`: where rows were appended, `ReportInfo.far_K` of the earlier ones.
+    Builders can be pickled. Each sees some of the rows, and `join` merges them. `num_rows`: training rows of all
+    builders together. `far_K`: `ReportInfo.far_K` of the earlier rows, if rows were appended.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class ReportBuilder:
         self._rows_K, self._far_rows_K = np.zeros((2, self._num_clusters), np.int64)
 
     def add(self, table: pa.Table, cluster_N: np.ndarray, distance_N: np.ndarray | None) -> None:
-        """Rows by `rows_schema`, the cluster of each, and its distance from the centroid, if clusters have any.
+        """Add rows of `rows_schema`, their clusters, and their distances from the centroids, if there are centroids.
 
-        Held-out rows are passed over.
+        Held-out rows are skipped.
         """
         train = np.flatnonzero(trains(table))
         cluster_N = cluster_N[train]
@@ -78,7 +78,7 @@ class ReportBuilder:
                 self._look(looks, key_N[rows], table, train[rows])
 
     def _look(self, looks: Looks, key_N: np.ndarray, table: pa.Table, rows: np.ndarray) -> None:
-        """Look at those of a cluster's rows whose keys are among the lowest so far."""
+        """Keep a cluster's rows with the lowest keys so far."""
         for place in np.argsort(key_N)[:IMAGES].tolist():
             if len(looks) == IMAGES and key_N[place] > max(looks):
                 break
@@ -87,7 +87,7 @@ class ReportBuilder:
                 del looks[max(looks)]
 
     def join(self, other: "ReportBuilder") -> None:
-        """Add what a builder of other rows of the partition has kept."""
+        """Add the rows of another builder."""
         self._embeddings.join(other._embeddings)
         self._distances.join(other._distances)
         self._rows_K, self._far_rows_K = self._rows_K + other._rows_K, self._far_rows_K + other._far_rows_K
@@ -95,7 +95,7 @@ class ReportBuilder:
             self._looks[cluster] = dict(sorted({**looks, **other._looks[cluster]}.items())[:IMAGES])
 
     def build(self, centroids: Centroids | None, facts: Mapping[str, str]) -> Report:
-        """The report of all rows that were added; `facts`: more lines for its last section, such as rows left out."""
+        """Build the report of all added rows. `facts`: lines for its last section, such as numbers of dropped rows."""
         embedding_SD, cluster_S = self._sampled()
         silhouette, silhouette_K = self._silhouette(embedding_SD, cluster_S)
         fit = self._fit()
@@ -109,10 +109,12 @@ class ReportBuilder:
         looks_K = [self._looks.get(cluster, {}) for cluster in range(self._num_clusters)]
         shown_K = [[looks[key] for key in sorted(looks)] for looks in looks_K]
         projection = projection_png(embedding_SD, cluster_S, self._num_clusters) if len(embedding_SD) else None
-        return Report(page(self._config, self._info, info, centroids, shown_K, projection, facts).encode(), info)
+        return Report(
+            render_partition(self._config, self._info, info, centroids, shown_K, projection, facts).encode(), info
+        )
 
     def _sampled(self) -> tuple[np.ndarray, np.ndarray]:
-        """embedding_SD as they were clustered, of unit length by the spherical metric; cluster_S."""
+        """embedding_SD as clustering used them (of unit length for the spherical metric), and cluster_S."""
         if not len(self._embeddings):
             return np.empty((0, 0)), np.empty(0, np.int64)
         embedding_SD, cluster_S = self._embeddings.arrays()
@@ -124,7 +126,7 @@ class ReportBuilder:
     def _silhouette(
         self, embedding_SD: np.ndarray, cluster_S: np.ndarray
     ) -> tuple[float | None, tuple[float | None, ...]]:
-        """Mean silhouette of a sample of rows, and of each cluster's rows in it."""
+        """Mean silhouette of a sample of rows, overall and per cluster."""
         from sklearn.metrics import silhouette_samples
 
         cluster_S = cluster_S[:SILHOUETTE_ROWS]
@@ -135,7 +137,7 @@ class ReportBuilder:
         return float(value_S.mean()), tuple(float(values.mean()) if len(values) else None for values in by_cluster)
 
     def _limits(self) -> tuple[float | None, ...]:
-        """`ReportInfo.far_K` of the rows that were added; empty where they have no distances."""
+        """`ReportInfo.far_K` of the added rows; empty if they have no distances."""
         if not len(self._distances):
             return ()
         distance_S, cluster_S = self._distances.arrays()
@@ -143,7 +145,7 @@ class ReportBuilder:
         return tuple(float(np.percentile(values, FAR)) if len(values) else None for values in by_cluster)
 
     def _fit(self) -> tuple[ClusterFit, ...]:
-        """The fit of each cluster's rows, which were appended; empty if they weren't, or can't be compared."""
+        """The fit of each cluster's appended rows; empty if no rows were appended, or they can't be compared."""
         return tuple(
             ClusterFit(rows=int(rows), far=None if limit is None else int(far))
             for rows, far, limit in zip(self._rows_K, self._far_rows_K, self._far_K, strict=bool(self._far_K))
@@ -151,7 +153,7 @@ class ReportBuilder:
 
 
 def _shown(config: RunConfig, row: pa.Table) -> Shown:
-    """Show the row of a table of one."""
+    """Convert a table of one row to its form on the page."""
     if config.data.latents is not None:
         with Image.open(io.BytesIO(row["thumbnail"][0].as_py())) as image:
             png = tile_png(image)

@@ -1,4 +1,4 @@
-"""Samples of rows seen once in a stream: those with the lowest keys, the same in whatever order rows come.
+"""Samples of rows seen once in a stream: those with the lowest keys, whatever the order of the rows.
 
 N rows that arrive, M of them kept for now, S of the sample.
 """
@@ -9,13 +9,13 @@ import numpy as np
 
 SORTED_COLUMNS = 16
 SPARE = 16
-"""A sample has one slot more for every so many rows of its size: it is cut back to its size once all are taken."""
+"""A sample has one spare slot per SPARE rows. When all are taken, it is cut back to its size."""
 
 
 class LowestKeys:
-    """The `size` lowest of all keys (uint64) that are offered, each in a numbered slot for what belongs to it.
+    """The `size` lowest of all keys (uint64) offered so far, each in a numbered slot for its row's data.
 
-    An offer takes time for its own keys alone: those that are held are looked at once for many offers.
+    An offer takes time for its own keys only: the stored keys are examined once per many offers.
     """
 
     def __init__(self, size: int):
@@ -23,13 +23,13 @@ class LowestKeys:
         self.num_slots = size + size // SPARE
         self._key_S = np.empty(self.num_slots, np.uint64)
         self._free = np.arange(self.num_slots)
-        self._limit = np.uint64(2**64 - 1)  # a higher key isn't among the lowest
+        self._limit = np.uint64(2**64 - 1)  # keys above it aren't among the lowest
 
     def __len__(self) -> int:
         return min(self.num_slots - len(self._free), self.size)
 
     def offer(self, key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(row_M, slot_M): the rows whose keys are kept for now, and the slots that they take over."""
+        """(row_M, slot_M): the rows to keep for now, and the slots that they take."""
         row_M = np.flatnonzero(key_N <= self._limit)
         if len(row_M) > len(self._free):
             row_M = row_M[self._cut(key_N[row_M])]
@@ -39,12 +39,12 @@ class LowestKeys:
 
     @property
     def lowest(self) -> np.ndarray:
-        """The keys that are held, after `sort` in its order."""
+        """The stored keys. After `sort`, in ascending order."""
         keys: np.ndarray = self._key_S[: len(self)]
         return keys
 
     def sort(self) -> np.ndarray:
-        """Keep the lowest alone, and number their slots by their keys; slot_S, the former numbers."""
+        """Keep only the lowest keys, and renumber their slots in key order. Returns slot_S, the former numbers."""
         held = self._held()
         slot_S = held[np.argsort(self._key_S[held])][: self.size]
         self._key_S[: len(slot_S)] = self._key_S[slot_S]
@@ -52,7 +52,7 @@ class LowestKeys:
         return slot_S
 
     def _cut(self, key_M: np.ndarray) -> np.ndarray:
-        """Free the slots of all but the lowest; kept_M, which of the keys that are offered are among these."""
+        """Free the slots of all but the lowest keys. Returns kept_M: which offered keys are among the lowest."""
         held = self._held()
         every = np.concatenate([self._key_S[held], key_M])
         kept = np.zeros(len(every), bool)
@@ -62,23 +62,20 @@ class LowestKeys:
         return kept[len(held) :]
 
     def _held(self) -> np.ndarray:
-        """Slots that are taken, in order."""
+        """Slots in use, in order."""
         taken = np.ones(self.num_slots, bool)
         taken[self._free] = False
         return np.flatnonzero(taken)
 
 
 def likely_limit(size: int, num_rows: int) -> np.uint64 | None:
-    """A key below which as many of so many rows' keys are as are wanted, but for once in 10^15 times; None: all.
-
-    Keys are uniform.
-    """
+    """A key below which `size` of `num_rows` uniform keys lie, except once in 10^15 times; None: take all keys."""
     likely = (size + 8 * np.sqrt(size)) / max(num_rows, 1)
     return np.uint64(likely * 2.0**64) if likely < 0.99 else None
 
 
 class RowSample:
-    """Arrays' rows of the `size` lowest keys among all rows that are added. Pickled it has the rows that it holds."""
+    """Rows of arrays with the `size` lowest keys among all added rows. Pickling keeps only these rows."""
 
     def __init__(self, size: int):
         self._keys = LowestKeys(size)
@@ -89,7 +86,7 @@ class RowSample:
         return _sample_of, (self._keys.size, self._keys.lowest, arrays)
 
     def join(self, other: "RowSample") -> None:
-        """Add the rows that another sample, of as many rows, holds."""
+        """Add the rows of another sample of the same size."""
         if arrays := other.arrays():
             self.add(other._keys.lowest, *arrays)
 
@@ -97,20 +94,20 @@ class RowSample:
         return len(self._keys)
 
     def add(self, key_N: np.ndarray, *arrays: np.ndarray) -> None:
-        """Rows by their keys, and arrays (N, ...), the same ones at every call."""
+        """Add rows by key: arrays (N, ...), the same arrays in every call."""
         if not self._arrays:
-            # Memory is taken as rows are written to it, not now.
+            # Allocates no physical memory yet: pages are taken as rows are written.
             self._arrays = [np.empty((self._keys.num_slots, *array.shape[1:]), array.dtype) for array in arrays]
         row_M, slot_M = self._keys.offer(key_N)
         for held, array in zip(self._arrays, arrays, strict=True):
             held[slot_M] = array[row_M]
 
     def arrays(self) -> list[np.ndarray]:
-        """Each array's rows (S, ...) in the order of the keys: views of the sample's own memory. None without rows."""
+        """Each array's rows (S, ...) in key order: views of the sample's memory. Empty if no rows were added."""
         slot_S = self._keys.sort()
         for held in self._arrays:
             flat = held.reshape(len(held), -1)
-            for begin in range(0, flat.shape[1], SORTED_COLUMNS):  # by columns, so that there's no second copy
+            for begin in range(0, flat.shape[1], SORTED_COLUMNS):  # some columns at a time, to avoid a second copy
                 columns = slice(begin, begin + SORTED_COLUMNS)
                 flat[: len(slot_S), columns] = flat[slot_S, columns]
         return [held[: len(slot_S)] for held in self._arrays]

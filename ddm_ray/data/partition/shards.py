@@ -1,4 +1,4 @@
-"""Shards: what each cluster's expert trains on, in files whose bytes depend on the set of rows alone.
+"""Shards: the training data of each cluster's expert, in files with bytes that depend only on the set of rows.
 
 C classes, K clusters.
 """
@@ -23,9 +23,9 @@ from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 def write_shards(
     work: FileWork, expected: Mapping[int, ExpectedShard], on_progress: OnProgress, execute: Executor
 ) -> dict[int, Manifest]:
-    """Write the shards of a plan, by their clusters; files that an interrupted partition recorded are kept.
+    """Write a plan's shards; returns their manifests by cluster. Files that a killed partition recorded are kept.
 
-    Raises DataError for data that aren't finite, RayError where rows were lost, StorageError.
+    Raises DataError for data that aren't finite, RayError if rows were lost, StorageError.
     """
     written = {cluster: WrittenShard(Tally.none(work.rows.run.config.data)) for cluster in expected}
     missing = {file.place: file for file in work.plan.files}
@@ -46,23 +46,23 @@ def write_shards(
 
 @dataclass
 class WrittenShard:
-    """Files of a shard, their number of rows, and the tally of the training rows."""
+    """The files of a shard, their number of rows, and the tally of the training rows."""
 
     tally: Tally
     files: dict[ShardFile, FileRecord] = field(default_factory=dict)
     rows: int = 0
 
     def add(self, made: MadeFile) -> None:
-        """Add a file that is written."""
+        """Add a written file."""
         self.tally.join(made.tally)
         self.files[made.file] = made.record
         self.rows += made.rows
 
 
 def commit_shard(expected: ExpectedShard, written: WrittenShard, train: int, heldout: int) -> Manifest:
-    """Commit a shard whose files are written, with those that it goes on from if rows are appended.
+    """Commit a shard from its written files. If rows are appended, it includes the files of the base run's shard.
 
-    `train` and `heldout` count its rows. Raises DataError for data that aren't finite, RayError where rows were lost.
+    `train` and `heldout`: its numbers of rows. Raises DataError for data that aren't finite, RayError for lost rows.
     """
     run, cluster = expected.run, expected.cluster
     if written.rows != train + heldout:
@@ -71,14 +71,14 @@ def commit_shard(expected: ExpectedShard, written: WrittenShard, train: int, hel
     base = run.base if run.appends else None
     before = base.require(artifact) if base else None
     named = {name: each for name, each in before.files.items() if name != NULL_TEXT} if before else {}
-    for file in sorted(written.files, key=lambda file: file.place):  # they were written in any order
+    for file in sorted(written.files, key=lambda file: file.place):  # their order of writing is arbitrary
         named[file.name(run.generation)] = written.files[file]
     rows = owner_rows(cluster) if run.config.partition.given else ROWS
     if run.config.data.text is not None:
         data = run.read(rows, NULL_TEXT)
         store.write(f"{artifact}/{NULL_TEXT}", data)
         named[NULL_TEXT] = FileRecord.of(data)
-    # Only files that this shard doesn't have: a concurrent writer of the same shard keeps its own.
+    # Deletes only files that this shard doesn't name: a concurrent writer of the same shard names the same files.
     for name in store.sizes(artifact).keys() - named.keys() - {NAME}:
         if not run.inherits(f"{artifact}/{name}"):
             store.delete_one(f"{artifact}/{name}")

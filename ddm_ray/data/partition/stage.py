@@ -1,4 +1,4 @@
-"""The stage `partition`: rows -> centroids -> K clusters, one shard of rows for each, and a report of them.
+"""The stage `partition`: rows -> centroids -> K clusters, a shard of rows for each, and a report of them.
 
 N rows of a part, D dimensions of what is clustered, K clusters.
 """
@@ -9,10 +9,10 @@ import numpy as np
 
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import Assigned, RowClusters, assign_rows, count_rows
-from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit
+from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit_clustering
 from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
 from ddm_ray.data.partition.made_files import MadeFiles
-from ddm_ray.data.partition.numbers import sizes
+from ddm_ray.data.partition.numbers import partition_numbers
 from ddm_ray.data.partition.passes import Executor, FileWork, InProcess
 from ddm_ray.data.partition.report import report, report_of
 from ddm_ray.data.partition.shards import write_shards
@@ -31,11 +31,11 @@ def partition(
     with_report: bool = True,
     execute: Executor | None = None,
 ) -> Manifest:
-    """Make the shards, then the artifact `partition`, then its report; a no-op if all are finished.
+    """Make the shards, then the artifact `partition`, then its report. A no-op if all are finished.
 
-    `cluster`: where shards are given, make this owner's shard alone, of its own rows. `execute`: none has this process
-    do all. Memory: the k-means sample, some parts of the rows, and files of about a GiB. The same rows give the same
-    bytes, also where this runs twice at once. Raises DataError if a cluster would have no training row, ConfigError,
+    `cluster`: if shards are given, make only this owner's shard, from its own rows. `execute`: None runs everything in
+    this process. Memory: the k-means sample, some parts of the rows, and files of about a GiB. The same rows give the
+    same bytes, also in two concurrent calls. Raises DataError if a cluster would have no training row, ConfigError,
     MissingArtifact, CorruptArtifact, DriftError, StorageError, RayError.
     """
     on_progress, execute = progress or no_progress, execute or InProcess()
@@ -55,7 +55,7 @@ def partition(
 
 
 def _partition(run: Run, on_progress: OnProgress, with_report: bool, execute: Executor) -> Manifest:
-    """The partition of all rows; its report, too, unless shards of a finished one are made again."""
+    """The partition of all rows, with its report unless this only remakes shards of a finished partition."""
     finished = run.finished(PARTITION)
     identity = run.identity(PARTITION)
     clusters = range(run.config.partition.num_clusters)
@@ -100,7 +100,7 @@ def _write(
     on_progress: OnProgress,
     execute: Executor,
 ) -> dict[int, Manifest]:
-    """Write the shards that are missing."""
+    """Write the missing shards."""
     run, counts = rows.run, (assigned.rows_train_K, assigned.rows_heldout_K)
     plan, made = FilePlan(run.config.data, *counts, list(missing), FILE_BYTES), MadeFiles(run, missing, FILE_BYTES)
     manifests = write_shards(FileWork(rows, assigned.clusters, plan, made), missing, on_progress, execute)
@@ -111,7 +111,7 @@ def _write(
 def _centroids(
     rows: RowsReader, identity: Identity, on_progress: OnProgress, execute: Executor
 ) -> tuple[Clustering | None, Manifest | None]:
-    """The artifact of the centroids, as an interrupted partition left it or new, for the methods that have one."""
+    """The artifact of the centroids, kept from an interrupted partition or new; None for methods without centroids."""
     run = rows.run
     if not run.config.partition.by_kmeans:
         return None, None
@@ -123,10 +123,10 @@ def _centroids(
         [name] = before.files
         data, info = run.base.read(CENTROIDS, name, before), CentroidsInfo.of(before)
     else:
-        clustering, num_sampled = fit(rows, on_progress, execute)
+        clustering, num_sampled = fit_clustering(rows, on_progress, execute)
         data = clustering.to_bytes()
         info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
-    # Named by its content, since a concurrent writer's may be other bits, from another machine.
+    # Named by its content, since a concurrent writer on another machine may have computed other bits.
     name = f"centroids-{sha256(data)[:8]}.safetensors"
     run.store.write(f"{CENTROIDS}/{name}", data)
     records = {name: FileRecord.of(data)}
@@ -147,7 +147,7 @@ def _kept_centroids(run: Run, identity: Identity) -> tuple[Clustering, Manifest]
 
 
 def _require_listed(run: Run, partition: Manifest, remade: Mapping[int, Manifest]) -> None:
-    """Raises CorruptArtifact unless the shards that were made again are those that a finished partition lists."""
+    """Raises CorruptArtifact unless the remade shards are those that a finished partition lists."""
     for cluster, manifest in remade.items():
         listed = partition.files[manifest_key(shard(cluster))]
         if sha256(manifest.to_json()) != listed.sha256:
@@ -158,7 +158,7 @@ def _require_listed(run: Run, partition: Manifest, remade: Mapping[int, Manifest
 
 
 def _commit(run: Run, shards: Sequence[Manifest], centroids: Manifest | None, identity: Identity) -> Manifest:
-    """Commit the partition. Its files are its parts' manifests, so that its digest stands for every row's place."""
+    """Commit the partition. Its files are its parts' manifests, so its digest covers the place of every row."""
     fitted = CentroidsInfo.of(centroids) if centroids else None
     info = partition_info([ShardInfo.of(manifest) for manifest in shards], fitted)
     parts = [*shards, centroids] if centroids else shards
@@ -167,18 +167,18 @@ def _commit(run: Run, shards: Sequence[Manifest], centroids: Manifest | None, id
 
 
 def partition_info(shards: Sequence[ShardInfo], centroids: CentroidsInfo | None) -> PartitionInfo:
-    """The numbers of a partition that follow from its parts' manifests, the shards by cluster."""
+    """The numbers of a partition that follow from its parts' manifests; `shards` are in order of their clusters."""
     counts_CK = np.array([info.counts_C for info in shards], np.int64).T
     train_K = np.array([info.rows_train for info in shards], np.int64)
     heldout_K = np.array([info.rows_heldout for info in shards], np.int64)
     networks = {part: fingerprint for info in shards for part, fingerprint in info.networks.items()}
     num_fine = centroids.num_fine if centroids else None
-    return PartitionInfo(**sizes(counts_CK, train_K, heldout_K), num_fine=num_fine, networks=networks)
+    return PartitionInfo(**partition_numbers(counts_CK, train_K, heldout_K), num_fine=num_fine, networks=networks)
 
 
 def _own(run: Run, cluster: int, on_progress: OnProgress, execute: Executor) -> Manifest:
-    """One owner's shard, of its own rows alone."""
-    run.finished(shard(cluster))  # raises DriftError
+    """One owner's shard, from its own rows alone."""
+    run.finished(shard(cluster))  # raises DriftError if the shard doesn't match the run
     expected = ExpectedShard(run, cluster, None, run.identity(shard(cluster)))
     if finished := expected.finished():
         return finished
@@ -225,7 +225,7 @@ def _collect(run: Run, on_progress: OnProgress) -> Manifest:
         if counted != num_classes:
             raise DataError(
                 f"{run.url}/{artifact}: counts {counted} classes, this run has {num_classes}; its owner makes it"
-                " anew, in a run of this configuration",
+                " again, in a run of this configuration",
                 run.make(artifact),
             )
     manifest = _commit(run, list(manifests.values()), None, run.identity(PARTITION))

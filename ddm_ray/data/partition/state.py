@@ -1,4 +1,4 @@
-"""Finished parts of a partition: those that count. What a concurrent writer has finished is never deleted."""
+"""Finished parts of a partition that are valid. Nothing that a concurrent writer has finished is ever deleted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ def manifest_key(artifact: Artifact) -> str:
 
 @dataclass(frozen=True)
 class ExpectedShard:
-    """A shard as it has to be to count: of the centroids of this digest, and of this identity.
+    """Describes a valid shard: made with the centroids of this digest, and under this identity.
 
-    `listed`: a finished partition's record of the manifest; no other counts then.
+    `listed`: a finished partition's record of the manifest. If it is given, only that manifest is valid.
     """
 
     run: Run
@@ -31,7 +31,7 @@ class ExpectedShard:
     listed: FileRecord | None = None
 
     def finished(self) -> Manifest | None:
-        """The shard's manifest, if it counts and all its files are there."""
+        """The shard's manifest, if it is valid and all its files exist."""
         artifact = shard(self.cluster)
         try:
             manifest = self.run.manifest(artifact)
@@ -50,26 +50,26 @@ class ExpectedShard:
         return self.run.drift(shard(self.cluster), manifest.identity, self.identity)
 
     def invalidate(self) -> None:
-        """Delete the shard's manifest if it doesn't count."""
+        """Delete the shard's manifest if it isn't valid."""
         invalidate(self.run, shard(self.cluster), self.finished)
 
 
 def has_files(run: Run, artifact: Artifact, manifest: Manifest) -> bool:
-    """True if all files that a manifest lists are there, by their sizes."""
+    """True if all files that a manifest lists exist in the listed size."""
     sizes = run.store.sizes(artifact)
     return all(sizes.get(name) == record.bytes for name, record in manifest.files.items())
 
 
 def invalidate(run: Run, artifact: Artifact, finished: Callable[[], object | None]) -> None:
-    """Delete an artifact's manifest unless `finished`, which reads it again, finds that it counts."""
+    """Delete an artifact's manifest unless `finished`, which reads it again, finds it valid."""
     key = f"{artifact}/{NAME}"
-    # Looked for first: a manifest that a concurrent writer commits after this look was never found wanting.
+    # `exists` comes first: a manifest that a concurrent writer commits after it is never deleted.
     if run.store.exists(key) and finished() is None:
         run.store.delete_one(key)
 
 
 def check_finished(run: Run, partition: Manifest) -> None:
-    """Raises CorruptArtifact naming a file of a finished partition that is gone or of another size, shards aside."""
+    """Raises CorruptArtifact naming a finished partition's file that is missing or of another size, shards aside."""
     sizes = {name: record.bytes for name, record in partition.files.items() if not name.startswith(f"{SHARDS}/")}
     if (record := partition.files.get(manifest_key(CENTROIDS))) is not None:
         try:

@@ -1,4 +1,4 @@
-"""Labels and data of training rows, counted by value: exact, in whatever order they come and wherever."""
+"""Exact counts of training rows by label, and of their data by value; independent of the order of rows."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -14,7 +14,7 @@ from ddm_ray.run.graph import Artifact
 
 @dataclass
 class Tally:
-    """`counts_C`: rows by label, none for texts; `values_V`: values of the data by their bits, V = 2^8 or 2^16."""
+    """`counts_C`: rows by label, empty for texts. `values_V`: data values by their bit pattern, V = 2^8 or 2^16."""
 
     dtype: np.dtype
     counts_C: np.ndarray
@@ -22,7 +22,7 @@ class Tally:
 
     @classmethod
     def none(cls, config: DataConfig) -> Self:
-        """The tally of no row."""
+        """The tally of zero rows."""
         dtype = data_dtype(config)
         values_V = np.zeros(2 ** (8 * dtype.itemsize), np.int64)
         return cls(dtype, np.zeros(len(config.class_names), np.int64), values_V)
@@ -39,16 +39,16 @@ class Tally:
             self.counts_C += np.bincount(table["label"].to_numpy(), minlength=len(self.counts_C))
 
     def join(self, other: "Tally") -> None:
-        """Add what another one counted."""
+        """Add the counts of another tally."""
         self.counts_C += other.counts_C
         self.values_V += other.values_V
 
     def std(self, artifact: Artifact) -> float:
-        """Standard deviation of the data as modelled. Raises DataError naming the artifact if any isn't finite."""
+        """Standard deviation of the modelled data. Raises DataError naming the artifact if a value isn't finite."""
         present = np.flatnonzero(self.values_V)
         values = as_modelled(present.astype(self._bits).view(self.dtype)).astype(np.float64)
         if not np.isfinite(values).all():
-            raise DataError(f"{artifact}: some data aren't finite; check data.latents, then prepare the rows anew")
+            raise DataError(f"{artifact}: some data aren't finite; check data.latents, then prepare the rows again")
         if not len(present):
             return 0.0
         weights = self.values_V[present] / self.values_V.sum()

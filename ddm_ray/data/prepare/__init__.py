@@ -1,1 +1,1 @@
-"""`prepare`: a source decoded, embedded and encoded, part by part, into the artifact of rows."""
+"""The stage `prepare`: decodes, embeds and encodes a source, part by part, into the artifact of rows."""

@@ -1,10 +1,10 @@
-"""A process that decodes images for another one, each within a budget of memory and time; run as a module.
+"""A process that decodes images for another, each within a budget of memory and time; run as a module.
 
-It reads questions on its standard input and writes answers to its standard output, and ends when the input does: with
-whoever asks, however that ended. A question is HEADER (channels, height, width, 1 to shrink, which of FITS, number of
-images), SIZE of each image, and the images. The answer to each image is SIZE of a reason and the reason, which is empty
-if its pixels follow. A shared file, whose descriptor is the argument, has SIZE as well: the place in the question of
-the image that is decoded.
+It reads questions from its standard input and writes answers to its standard output. It exits when its input ends, so
+it never outlives the process that asks. A question is HEADER (channels, height, width, 1 to shrink, index in FITS,
+number of images), the SIZE of each image, and the images. The answer for each image is the SIZE of a reason, and the
+reason; an empty reason is followed by the pixels. The argument is the descriptor of a shared file, in which the process
+writes the number of the current image within the question, as SIZE.
 """
 
 import io
@@ -26,34 +26,35 @@ from ddm_ray.environment import quiet_pillow
 from ddm_ray.memory import taken_bytes
 
 MEMORY = 512 * 2**20
-"""Bytes that an image may take with its file, beside those of the process itself."""
+"""Bytes that an image with its file may take beyond the process itself."""
 SECONDS = 4
-"""CPU time that decoding an image may take."""
+"""CPU seconds for decoding an image."""
 HEADER, SIZE = Struct("<6I"), Struct("<Q")
 READY = b"\n"
-"""Written once the process can be asked."""
+"""Written when the process is ready for questions."""
 OUT_OF_MEMORY, NOT_FRESH = 77, 78
-"""Exit statuses: an image takes more than MEMORY; a large one is refused, by a process that had others before it.
+"""Exit statuses: an image takes more than MEMORY; a process that has decoded before can't decode a large image.
 
-Decoders say many things where they get no memory, and how much there is depends on what came before.
+Decoders fail in many ways without memory, and how much is left depends on earlier images. The caller tries that image
+again in a fresh process.
 """
 ENVIRONMENT = {
-    # On a machine of many cores an image takes no more memory than on others.
+    # Keeps memory per image the same on machines with many cores.
     **dict.fromkeys(("MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    # What an image of usual size leaves is for the next one: memory that comes from the system anew takes a third more.
+    # Keeps the memory of images of usual size for the next: returning it to the system takes a third more time.
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**26),
 }
 """Environment of the process."""
 _BUFFER, _LARGE = 2**18, 2**22
-# As Pillow puts it where there is no MemoryError.
+# Pillow's messages if memory runs out without a MemoryError.
 _OUT_OF_MEMORY = re.compile("out of memory|decoder error -9")
 
 
-def serve(place: mmap.mmap) -> None:
-    """Answer until there are no more questions."""
+def answer_questions(place: mmap.mmap) -> None:
+    """Answer questions until the input ends."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb", _BUFFER)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps a library's prints out of the answers
     sink.write(READY)
     sink.flush()
     fresh = True
@@ -77,11 +78,11 @@ def serve(place: mmap.mmap) -> None:
 
 
 def _decoded(encoded: bytes, shape: tuple[int, int, int], shrink: bool, fit: FitName) -> np.ndarray | bytes:
-    """Contiguous pixels_HWC, or why there are none. Raises MemoryError."""
+    """Contiguous pixels_HWC, or the reason why there are none. Raises MemoryError."""
     try:
         return decode(encoded, shape, shrink, fit)
     except Exception as error:
-        # Pillow may hide it behind a SystemError.
+        # Pillow may hide a MemoryError behind a SystemError.
         if MemoryError in (type(error), type(error.__cause__)) or _OUT_OF_MEMORY.match(str(error)):
             raise MemoryError from error
         return rejection(error).encode()
@@ -91,12 +92,12 @@ def _is_large(encoded: bytes) -> bool:
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
             return opened.width * opened.height > _LARGE
-    except Exception:  # a border: what is no image to Pillow has no size, whatever its plug-ins raise
+    except Exception:  # whatever a plug-in raises: an image that Pillow can't open has no size
         return False
 
 
-def main() -> None:
-    """Take on the limits, and serve."""
+def run_decoder() -> None:
+    """Set the limits, then answer questions."""
     with suppress(ImportError):
         from PIL import AvifImagePlugin
 
@@ -104,15 +105,15 @@ def main() -> None:
     quiet_pillow()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # not Linux
+    with suppress(OSError):  # /proc exists only on Linux
         limit, (_, allowed) = taken_bytes("VmSize") + MEMORY, resource.getrlimit(resource.RLIMIT_AS)
         limit = limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        serve(mmap.mmap(int(sys.argv[1]), SIZE.size))
+        answer_questions(mmap.mmap(int(sys.argv[1]), SIZE.size))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
 
 
 if __name__ == "__main__":
-    main()
+    run_decoder()

@@ -1,4 +1,4 @@
-"""Images decoded in a process of its own (`decoder`), which may die of one: that is the image's reason then."""
+"""Decodes images in a separate process (`decoder`). If an image kills it, that is the reason why it can't be used."""
 
 import mmap
 import os
@@ -21,27 +21,27 @@ from ddm_ray.store.refusals import as_storage_error
 
 TOO_LARGE = f"needs more than {MEMORY >> 20} MiB to be decoded"
 TOO_SLOW = f"needs more than {SECONDS} s to be decoded"
-# By people, and by systems that are short of memory: no image's fault.
+# Signals that people, and systems short of memory, send; they don't count against an image.
 _KILLS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _MAX_KILLS = 3
 MAX_SIDE_BY_SIDE = 8
-"""Processes of calls side by side that wait for the next ones; more are ended after their call."""
+"""Maximum idle processes that wait for the next call; further ones end after their call."""
 _idle: list["_Decoder"] = []
 
 
 def decode_apart(
     images: Sequence[bytes], pixels: Sequence[np.ndarray], shrink: bool = True, fit: FitName = "crop"
 ) -> list[str]:
-    """Decode images into contiguous `pixels`, each HWC uint8; the reason why each can't be used, empty if it can.
+    """Decode images into contiguous `pixels`, each uint8 HWC. Returns the reason why each can't be used, or "".
 
-    `shrink`, `fit`: see `images.decode`. Calls of several threads have a process each. Some wait for the next call, and
-    end with this process, however it does. Raises DataError if one can't be started, or is killed time and again;
-    StorageError.
+    `shrink`, `fit`: see `images.decode`. Each concurrent call of a thread has its own process. Some processes wait for
+    the next call, and end with this process, however it ends. Raises DataError if one can't be started, or is killed
+    several times; StorageError.
     """
     reasons: dict[int, str] = {}
     left, suspect, kills = list(range(len(images))), None, 0
     while left:
-        # What an image is refused for mustn't depend on those before it: it is alone with a fresh process then.
+        # An image's result mustn't depend on images before it, so a suspect is decoded again, alone in a fresh process.
         used = _idle_one() if suspect is None else None
         decoder, asked = (used, left) if used else (_Decoder(), left[:1])
         suspect = None
@@ -58,7 +58,7 @@ def decode_apart(
             if reason and (not used or reason == TOO_SLOW):
                 reasons[suspect], suspect = reason, None
         except BaseException:
-            decoder.close()  # else these answers would be those to the next question
+            decoder.close()  # its pending answers would be read as answers to the next question
             raise
         else:
             _keep(decoder)
@@ -80,24 +80,24 @@ def _keep(decoder: "_Decoder") -> None:
 
 
 class _Decoder:
-    """A running `decoder`."""
+    """A running `decoder` process."""
 
     def __init__(self) -> None:
-        """Start it. Raises DataError if it ends at once, StorageError if there is no place for its file."""
+        """Start it. Raises DataError if it exits at once, StorageError if its shared file can't be written."""
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
         with as_storage_error(tempfile.gettempdir()), tempfile.TemporaryFile() as shared:
-            shared.write(bytes(SIZE.size))  # else it were a hole, which no full disk could fill later
+            shared.write(bytes(SIZE.size))  # allocates the block: a hole can't be filled once the disk is full
             shared.flush()
             self._place = mmap.mmap(shared.fileno(), SIZE.size)
             self._process = subprocess.Popen(
-                # Without the current folder, whose files may be named as modules are.
+                # -P keeps the current folder off the path: its files may have the names of modules.
                 [sys.executable, "-P", "-m", "ddm_ray.data.prepare.decoder", str(shared.fileno())],
                 pass_fds=[shared.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
-                process_group=0,  # Ctrl-C is for the process that asks
+                process_group=0,  # Ctrl-C is for the calling process
             )
         assert self._process.stdin and self._process.stdout
         self._questions: IO[bytes] = self._process.stdin
@@ -119,11 +119,14 @@ class _Decoder:
 
     @property
     def place(self) -> int:
-        """Place in the question of the image that is decoded, or was last."""
+        """Index in the question of the image that is being decoded, or was decoded last."""
         return int(SIZE.unpack(self._place[:])[0])
 
     def answer(self, pixels_HWC: np.ndarray) -> str:
-        """Read the next image into `pixels_HWC`, or the reason. Raises EOFError if the process dies."""
+        """Read the next image into `pixels_HWC`; returns the reason if it can't be used.
+
+        Raises EOFError if the process dies.
+        """
         (size,) = SIZE.unpack(self._read(SIZE.size))
         if size:
             return self._read(size).decode()
@@ -133,7 +136,7 @@ class _Decoder:
         return ""
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end of a process that died; its status, and the reason why its image can't be used, if it is."""
+        """Wait for a dead process. Returns its status, and why its image can't be used if the image is to blame."""
         status = self._process.wait()
         self.close()
         if status == NOT_FRESH or -status in _KILLS:
@@ -149,7 +152,7 @@ class _Decoder:
 
 
 def _end(process: "subprocess.Popen[bytes]", owner: int) -> None:
-    if os.getpid() == owner:  # not where a fork has it, too
+    if os.getpid() == owner:  # a forked child has this object too
         process.kill()
         process.communicate()
 

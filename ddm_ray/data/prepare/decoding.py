@@ -1,4 +1,4 @@
-"""A source's chunks decoded: usable rows as pixels, the others with a reason. No Ray, no torch.
+"""Decodes a source's chunks: usable rows as pixels, others with a reason. Without Ray and torch.
 
 N rows of a chunk, C channels, H x W pixels.
 """
@@ -22,14 +22,14 @@ from ddm_ray.data.sources import Encoded, Source, Unit
 from ddm_ray.run.manifest import sha256
 
 BATCH_ROWS, BATCH_BYTES = 64, 4 * 2**20
-"""Rows and encoded bytes that go to the process that decodes at once."""
+"""Maximum rows, and encoded bytes, per question to the decoding process."""
 
 
 @dataclass(frozen=True)
 class DecodedRows:
-    """A chunk's usable rows: hex SHA-256 of files, labels or captions, uint8 pixels; {id, reason} of the others.
+    """A chunk's usable rows: hex SHA-256 of files, labels or captions, uint8 pixels; and {id, reason} of the others.
 
-    `scenes`: of each row, what it is held out by; none: its id. `thumbnails`: JPEGs, for rows whose data are latents.
+    `scenes`: each row's holdout group; None: its id. `thumbnails`: JPEGs, if the rows' data will be latents.
     """
 
     ids: list[str]
@@ -41,14 +41,14 @@ class DecodedRows:
     thumbnails: list[bytes] | None = None
 
     def holdout_fractions(self) -> np.ndarray:
-        """fraction_N float64 in [0, 1): rows whose fraction is below `data.heldout` are held out."""
+        """fraction_N float64 in [0, 1): rows with a fraction below `data.heldout` are held out."""
         return holdout_fractions(self.ids if self.scenes is None else self.scenes)
 
 
 def decode_rows(
     rows: list[Encoded], config: DataConfig, pool: Executor | None = None, shrink: bool = True
 ) -> DecodedRows:
-    """Decode rows, by the threads of `pool` if there is one; the result is the same. `shrink`: see `images.decode`.
+    """Decode rows, with the threads of `pool` if it is given; the result is the same. `shrink`: see `images.decode`.
 
     Raises as `decode_apart`.
     """
@@ -61,7 +61,7 @@ def decode_rows(
     usable = [place for place, reason in enumerate(reasons) if not reason]
     conditions: list[Any] = [rows[place].condition for place in usable]
     pixels_NHWC = pixels_NHWC if len(usable) == len(rows) else pixels_NHWC[usable]
-    # Here, where there are many processes: one alone embeds.
+    # Made here, since many processes decode, but only one embeds.
     thumbnails = None if config.latents is None else list((pool.map if pool else map)(thumbnail, pixels_NHWC))
     return DecodedRows(
         ids=[rows[place].id for place in usable],
@@ -75,7 +75,7 @@ def decode_rows(
 
 
 def _batches(rows: list[Encoded]) -> Iterator[range]:
-    """Ranges of at most BATCH_ROWS rows, which end where their images fill BATCH_BYTES."""
+    """Ranges of at most BATCH_ROWS rows that end once their images reach BATCH_BYTES."""
     start, total = 0, 0
     for place, row in enumerate(rows, 1):
         total += len(row.image or b"")
@@ -85,13 +85,13 @@ def _batches(rows: list[Encoded]) -> Iterator[range]:
 
 
 def middle_pixels(pixels_NHWC: np.ndarray, config: DataConfig) -> np.ndarray:
-    """Images as embedders see them, contiguous: without the margin that crops are drawn from."""
+    """Images as embedders see them, contiguous: without the margin for crops."""
     middle_NCHW = middle(pixels_NHWC.transpose(0, 3, 1, 2), config.crop_margin)
     return np.ascontiguousarray(middle_NCHW.transpose(0, 2, 3, 1))
 
 
 def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, shrink: bool, fit: FitName, batch: range) -> list[str]:
-    """Decode a batch into its places; why each row can't be used, empty if it can."""
+    """Decode a batch into its places. Returns the reason why each row can't be used, or ""."""
     reasons = {place: problem for place in batch if (problem := rows[place].problem) is not None}
     asked = [place for place in batch if place not in reasons]
     images = [rows[place].image or b"" for place in asked]
@@ -102,8 +102,8 @@ def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, shrink: bool, fit: Fit
 def read_decoded(
     unit: Unit, skip: Container[int], source: Source, config: DataConfig, shrink: bool
 ) -> Iterator[Chunk[DecodedRows]]:
-    """A unit's missing chunks, decoded; once all but these two are bound, a `ReadUnit`."""
+    """Decode a unit's missing chunks. With all arguments but the first two bound, it is a `ReadUnit`."""
     for chunk in source.read(unit, skip):
         number, until, decoded = chunk.number, chunk.until, decode_rows(chunk.rows, config, shrink=shrink)
-        del chunk  # else its files stay in memory until the next ones are read
+        del chunk  # otherwise its files stay in memory until the next chunk is read
         yield Chunk(number, decoded, until)

@@ -1,4 +1,4 @@
-"""Decoded images and their conditions -> rows: embeddings, latents, encoded texts. No Ray.
+"""Decoded images and their conditions -> rows: embeddings, latents, encoded texts. Without Ray.
 
 Shapes: N rows, C channels, H x W pixels or latents, D dimensions of an embedding, P channels of a pooled text.
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from ddm_ray.data.prepare.encode import EncodeImages, EncodeTexts
 
 MANY_ROWS = 8
-"""Rows of a chunk from which on a network that gives no numbers for any of them is to blame."""
+"""Minimum rows of a chunk to blame a network that gives finite numbers for none of them."""
 OVERFLOWS = ", or more than float16 holds,"
 
 
 class Embed:
-    """`DecodedRows` -> `EmbeddedRows`; networks are loaded once, and see `embedder.batch_size` rows at a time."""
+    """`DecodedRows` -> `EmbeddedRows`. Loads the networks once; they see `embedder.batch_size` rows at a time."""
 
     def __init__(self, config: RunConfig, pixel_embedder: PixelEmbedder | None, device: str = "cpu"):
         """`pixel_embedder`: the fitted one if the run embeds pixels, else None.
 
-        ConfigError, DataError, CorruptArtifact if a network can't be loaded or has other sizes than the run's.
+        Raises ConfigError, DataError, CorruptArtifact if a network can't be loaded, or its sizes aren't the run's.
         """
         self.config = config
         data, given = config.data, config.partition.given
@@ -45,7 +45,7 @@ class Embed:
             self._load_encoders(device)
 
     def _load_encoders(self, device: str) -> None:
-        from ddm_ray.data.prepare import encode  # torch, which rows of pixels and labels do without
+        from ddm_ray.data.prepare import encode  # imports torch, which rows of pixels and labels don't need
 
         data, size = self.config.data, self.config.embedder.batch_size
         if data.text is not None:
@@ -55,11 +55,11 @@ class Embed:
 
     @property
     def embedding_dim(self) -> int:
-        """D; 0 where shards are given and nothing is clustered."""
+        """D; 0 if shards are given, since nothing is clustered."""
         return 0 if self._embedder is None else self._embedder.dim
 
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of the networks by their parts in a run: embedder, autoencoder, text encoder."""
+        """Fingerprints of the networks by their role in a run: embedder, autoencoder, text encoder."""
         parts = {
             "embedder": self._embedder.fingerprint if self._embedder else "",
             "autoencoder": self._images.fingerprint() if self._images else "",
@@ -68,11 +68,11 @@ class Embed:
         return {part: fingerprint for part, fingerprint in parts.items() if fingerprint}
 
     def null_text(self) -> bytes | None:
-        """The file of the empty prompt's text (`texts.null_text_bytes`), for runs conditioned on texts."""
+        """The file of the empty prompt's text (`texts.null_text_bytes`); None unless conditions are texts."""
         return None if self._texts is None else self._texts.null_text()
 
     def __call__(self, decoded: DecodedRows) -> EmbeddedRows:
-        """The rows, in the same order. DataError if a network gives no numbers for any of MANY_ROWS or more."""
+        """The rows, in the same order. Raises DataError if a network gives no numbers for any of MANY_ROWS or more."""
         data, schema = self.config.data, rows_schema(self.config.data, self.embedding_dim)
         if not decoded.ids:
             return EmbeddedRows(schema.empty_table(), decoded.rejected)
@@ -133,7 +133,7 @@ class Embed:
 
 
 class _Numbers:
-    """Rows for which every network gives finite numbers, and the reasons why others are rejected."""
+    """Collects the rows for which every network gives finite numbers, and the reasons why others are rejected."""
 
     def __init__(self, ids: list[str]):
         self._ids = ids
@@ -145,7 +145,7 @@ class _Numbers:
         self.require(finite_N, what, OVERFLOWS if values.dtype == np.float16 else "")
 
     def require(self, finite_N: np.ndarray, what: str, limit: str) -> None:
-        """Reject rows that aren't finite. Raises DataError if none of MANY_ROWS or more rows is."""
+        """Reject rows that aren't finite. Raises DataError if none of MANY_ROWS or more is finite."""
         if len(finite_N) >= MANY_ROWS and not finite_N.any():
             which = f"for any of {len(finite_N)} rows, e.g. {self._ids[0]}; use another"
             raise DataError(f"{what}: gives NaN or infinity{limit} {which}")

@@ -1,4 +1,4 @@
-"""Images -> latents, captions -> stored texts: what the run's networks encode of decoded rows. No Ray.
+"""Images -> latents, captions -> stored texts, by the run's networks. Without Ray.
 
 Shapes: N rows, C channels, H x W pixels or latents, P channels of a pooled text.
 """
@@ -15,10 +15,10 @@ from ddm_ray.models.text import TextEncoder
 
 
 class EncodeImages:
-    """pixels_NHWC uint8 -> latents_NCHW float16, `batch_size` rows at a time; on a GPU computed in bf16."""
+    """pixels_NHWC uint8 -> latents_NCHW float16, `batch_size` rows at a time; computed in bf16 on a GPU."""
 
     def __init__(self, config: LatentsConfig, channels: int, batch_size: int, device: str):
-        """Load the autoencoder, of latents of so many channels. ConfigError, CorruptArtifact if it isn't the run's."""
+        """Load the autoencoder. Raises ConfigError, CorruptArtifact if it isn't the run's, or has other `channels`."""
         latents = Latents.from_config(config)
         require_sizes(config, latents.autoencoder.config, channels)
         self._fingerprint, self._dtype = latents.fingerprint(), frozen_dtype(device)
@@ -26,7 +26,7 @@ class EncodeImages:
         self._batch_size, self._device = batch_size, device
 
     def fingerprint(self) -> str:
-        """The autoencoder's."""
+        """The autoencoder's fingerprint."""
         return self._fingerprint
 
     def __call__(self, pixels_NHWC: np.ndarray) -> np.ndarray:
@@ -35,25 +35,26 @@ class EncodeImages:
             pixels_BHWC = upload(np.array(pixels_NHWC[rows]), self._device)
             images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).float() / 127.5 - 1
             encoded.append(self._latents.encode(images_BCHW.to(self._dtype)).to(torch.float16))
-        # A GPU is waited for once.
+        # One transfer, so that the GPU is waited for only once.
         latents_NCHW: np.ndarray = torch.cat(encoded).cpu().numpy()
         return latents_NCHW
 
 
 class EncodeTexts:
-    """Captions -> each row's tokens that count (`texts.stored_tokens`), and pooled_NP float16 where there is one.
+    """Captions -> each row's unpadded tokens (`texts.stored_tokens`), and pooled_NP float16 if the encoder pools.
 
-    Where rows keep ids (`data.text.stored`) tokens are these, and pooled ones those of the pooled vector's own encoder.
+    If rows store ids (`data.text.stored`), the tokens are ids, and the pooled ones are ids for the pooled vector's
+    own encoder.
     """
 
     def __init__(self, config: TextConfig, batch_size: int, device: str):
-        """Load the text encoders. ConfigError, CorruptArtifact if they can't be, or aren't the run's."""
+        """Load the text encoders. Raises ConfigError, CorruptArtifact if that fails, or they aren't the run's."""
         self._keeps_ids = config.stored == "ids"
         self._encoder = TextEncoder.from_config(config).to("cpu" if self._keeps_ids else device)
         self._batch_size = batch_size
 
     def fingerprint(self) -> str:
-        """The text encoders'."""
+        """The text encoders' fingerprint."""
         return self._encoder.fingerprint()
 
     def null_text(self) -> bytes:

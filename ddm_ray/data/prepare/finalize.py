@@ -1,4 +1,4 @@
-"""The last step of `prepare`: ids are unique, equal images are counted or dropped; then the manifest."""
+"""The last step of `prepare`: checks that ids are unique, counts or drops equal images, and commits the manifest."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -35,9 +35,9 @@ def check_rejected(
     max_rejected: float,
     expected: float | None = None,
 ) -> None:
-    """Raise DataError if more than the share `max_rejected` of the rows was rejected, with examples and what to do.
+    """Raise DataError, with examples and a remedy, if more than the share `max_rejected` of the rows was rejected.
 
-    `expected`: about how many rows there will be, while the source is still read.
+    `expected`: the approximate number of rows in total, while the source is still being read.
     """
     rejected, num_read = 0, 0
     for record in records:
@@ -65,8 +65,8 @@ def commit(
 ) -> Manifest:
     """Check the records of all chunks against each other, `earlier` rows and storage, and commit the rows.
 
-    Chunk files that no record names, of a kill or a concurrent writer that came second, are deleted. Raises DataError
-    if an id comes twice or there is no row to train on; CorruptArtifact.
+    Deletes chunk files that no record names: those of a killed process, or of a concurrent writer that lost. Raises
+    DataError if an id occurs twice, or there is no row to train on; CorruptArtifact.
     """
     run, artifact = chunks.run, chunks.artifact
     identity = run.identity(artifact)
@@ -87,7 +87,7 @@ def commit(
     others: dict[str, FileRecord] = {}
     extra = list[str]()
     if run.config.data.text is not None:
-        from ddm_ray.models.null_text import NULL_TEXT  # torch, which other runs do without
+        from ddm_ray.models.null_text import NULL_TEXT  # imports torch, which other runs don't need
 
         null, _ = chunks.read_once(NULL)
         chunks.store.write(f"{artifact}/{NULL_TEXT}", null)
@@ -127,7 +127,7 @@ def _reasons(records: Collection[RowsRecord]) -> tuple[Reason, ...]:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A finished chunk, of these rows or of earlier ones."""
+    """A finished chunk of these rows, or of earlier ones."""
 
     rows: RowsStore
     record: RowsRecord
@@ -135,7 +135,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Every:
-    """All finished chunks, those of earlier rows first, as often as one likes."""
+    """All finished chunks, those of earlier rows first; can be iterated repeatedly."""
 
     parts: Sequence[tuple[RowsStore, Collection[RowsRecord]]]
 
@@ -153,14 +153,14 @@ def _require_unique(plan: SourcePlan, every: Iterable[_Chunk]) -> None:
 
 @dataclass(frozen=True)
 class _Equal:
-    """Rows whose image equals an earlier row's, byte by byte: their ids, and how many of them are held out."""
+    """Rows with the same image file as an earlier row: their ids, and how many of them are held out."""
 
     ids: list[str]
     heldout: int
 
 
 def _equal_images(every: Iterable[_Chunk], own: RowsStore) -> _Equal:
-    """Equal images among `own` rows, which come last."""
+    """Equal images among the `own` rows, which come last."""
     ids: list[str] = []
     heldout = 0
     earlier: set[bytes] = set()
@@ -177,14 +177,14 @@ def _equal_images(every: Iterable[_Chunk], own: RowsStore) -> _Equal:
 
 @dataclass(frozen=True)
 class _Suspects:
-    """The rows of a part whose hash comes more than once; they are few, and no others are read."""
+    """The rows of a part with a hash that occurs more than once. They are few, and no others are read."""
 
     chunk: _Chunk
     rows_N: np.ndarray
 
 
 def _sharing(every: Iterable[_Chunk], hashes: Callable[[_Chunk], np.ndarray]) -> Iterator[_Suspects]:
-    """The rows with a hash that comes more than once, in order; `every` is gone through twice."""
+    """Yield the rows with a hash that occurs more than once, in order. Iterates twice over `every`."""
     twice = values_that_repeat(map(hashes, every))
     for chunk in every if len(twice) else ():
         rows_N = _among(hashes(chunk), twice)
@@ -193,13 +193,13 @@ def _sharing(every: Iterable[_Chunk], hashes: Callable[[_Chunk], np.ndarray]) ->
 
 
 def _among(values_N: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """True for values among the ordered ones, which aren't none; numpy's own `isin` would order these each time."""
+    """True for values among the ordered ones, at least one; numpy's `isin` would sort these in every call."""
     among_N: np.ndarray = ordered[np.searchsorted(ordered, values_N).clip(max=len(ordered) - 1)] == values_N
     return among_N
 
 
 def _read(suspects: Iterable[_Suspects], columns: list[str]) -> Iterator[tuple[RowsStore, pa.Table]]:
-    """Columns of the rows, part by part, each with where it is from."""
+    """Yield some columns of the rows, part by part, each with the rows' store."""
 
     def read(own: _Suspects) -> tuple[RowsStore, pa.Table]:
         table = read_rows(own.chunk.rows, own.chunk.record, columns)

@@ -1,4 +1,4 @@
-"""The embedder of pixels, fitted once to the source's own. No Ray."""
+"""Fits the pixel embedder, once, to the source's own pixels. Without Ray."""
 
 import math
 import os
@@ -28,17 +28,17 @@ def embeds_pixels(config: RunConfig) -> bool:
 
 
 def fitted(chunks: RowsStore) -> PixelEmbedder | None:
-    """The principal components that `fit` found; None for an embedder that isn't fitted. Raises CorruptArtifact."""
+    """The components that `fit_embedder` found; None for an embedder that isn't fitted. Raises CorruptArtifact."""
     if not embeds_pixels(chunks.run.config):
         return None
     return PixelEmbedder.from_bytes(chunks.read_once(PIXELS)[0], f"{chunks.url}/{PIXELS}")
 
 
-def fit(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProgress) -> None:
-    """Fit the embedder of pixels once for all, on training rows among the first PCA_ROWS of units in random order.
+def fit_embedder(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProgress) -> None:
+    """Fit the pixel embedder, once, to training rows among the first PCA_ROWS rows of units in random order.
 
-    They are fewer where these would take more than PCA_BYTES as float32. Rows and their order depend on the plan
-    alone. Raises DataError if they don't allow it.
+    There are fewer rows if these would take more than PCA_BYTES as float32. The rows and their order depend only on
+    the plan. Raises DataError if there are too few.
     """
     config = chunks.run.config
     if not embeds_pixels(config):
@@ -56,7 +56,7 @@ def fit(chunks: RowsStore, plan: SourcePlan, source: Source, on_progress: OnProg
 def _sample(
     plan: SourcePlan, source: Source, config: DataConfig, on_progress: OnProgress
 ) -> tuple[list[str], np.ndarray]:
-    """Training rows' ids and pixels_NHWC."""
+    """Ids and pixels_NHWC of training rows."""
     ids: list[str] = []
     pixels: list[np.ndarray] = []
     rejected: list[dict[str, str]] = []
@@ -81,6 +81,6 @@ def _sample(
 
 
 def _chunks_in_random_order(plan: SourcePlan, source: Source) -> Iterator[EncodedChunk]:
-    """The chunks of units in random order."""
+    """Yield the chunks of units in random order."""
     for number in np.argsort(shuffle_keys(str(number) for number in range(len(plan.units)))):
         yield from source.read(plan.units[number])

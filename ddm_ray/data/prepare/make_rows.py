@@ -1,4 +1,4 @@
-"""Decoded chunks made into parts of the rows. No Ray."""
+"""Makes decoded chunks into parts of the rows. Without Ray."""
 
 import json
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from ddm_ray.run.chunk_records import ChunkKey
 from ddm_ray.store.checksummed import canonical
 
 NULL = "_null_text/NULL_TEXT.json"
-"""Names the encoded empty prompt, of runs conditioned on texts."""
+"""JSON object that names the file of the encoded empty prompt, in runs conditioned on texts."""
 
 
 NETWORKS = "_networks/NETWORKS.json"
-"""Names the fingerprints of the networks that rows are made with."""
+"""JSON object that names the file of fingerprints of the networks that make the rows."""
 
 
 def networks_of(chunks: RowsStore, plan: SourcePlan) -> dict[str, str]:
-    """Fingerprints of the networks that a run's rows are made with, by their parts; none of one that it has fitted.
+    """Fingerprints, by role, of the networks that make a run's rows, except one that the run itself has fitted.
 
-    Rows that an older version began may lack them. Raises CorruptArtifact if they are gone or altered.
+    Rows begun by an older version may lack them. Raises CorruptArtifact if they are missing or altered.
     """
     data, given = chunks.run.config.data, chunks.run.config.partition.given
     others = data.latents or data.text or not (given or embeds_pixels(chunks.run.config))
@@ -42,13 +42,14 @@ class MakeRows:
     device: str
 
     def load(self) -> Embed:
-        """Load the networks; the first process to do so stores their fingerprints and the empty prompt's text.
+        """Load the networks. The first process to do so stores their fingerprints and the empty prompt's text.
 
-        Raises DriftError where another process has made rows with other networks, and as Embed.
+        Raises DriftError if another process has made rows with other networks, and as Embed.
         """
         embed = Embed(self.chunks.run.config, fitted(self.chunks), self.device)
         if own := embed.fingerprints():
-            from ddm_ray.models.fingerprints import require_same_network  # torch, which rows of pixels do without
+            # Imports torch, which rows of pixels don't need.
+            from ddm_ray.models.fingerprints import require_same_network
 
             self.chunks.write_once(NETWORKS, ".json", lambda: (canonical(own), {}))
             known = _stored(self.chunks)

@@ -1,4 +1,4 @@
-"""Files of a source that no row of a run is of yet: listed for a run that appends them, and made as the others were."""
+"""New files of a source, which no row of a run comes from yet: lists them for a run that appends them."""
 
 import json
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ from ddm_ray.store.checksummed import canonical
 
 @dataclass(frozen=True)
 class NewFiles:
-    """The plan of files that are new, and of the others the paths of those that have changed or are gone.
+    """The plan of new files, and the paths of other files that have changed or are gone.
 
-    What a file holds isn't looked at: one has changed whose size has. It stays as it was prepared, unless it couldn't
-    be used: then it is new. `elsewhere`: paths that rows have already of another source, which are taken for the same
-    files at another place. `listing`: hex digest over the new files' paths and sizes.
+    A file has changed if its size has; its content isn't read. A changed file's rows stay as they were prepared, unless
+    the file was rejected: then it counts as new. `elsewhere`: paths that rows have already, but from another source;
+    they are taken for the same files in another place. `listing`: hex digest of the new files' paths and sizes.
     """
 
     plan: SourcePlan
@@ -34,17 +34,17 @@ class NewFiles:
 
     @property
     def files(self) -> dict[str, int]:
-        """Sizes of the new files, by path below the source's root."""
+        """Sizes of the new files by their path below the source's root."""
         return _files(self.plan)
 
     @property
     def listing(self) -> str:
-        """See above."""
+        """Hex digest of the new files' paths and sizes."""
         return sha256(canonical(self.files))
 
 
 def earlier_rows(run: Run) -> list[RowsStore]:
-    """The rows of all runs that a run appends its own to, the oldest first; none for a run that appends none."""
+    """The rows of all runs that this run appends to, oldest first; empty if it appends nothing."""
     if run.base is None:
         return []
     own = run.appends is not None
@@ -52,17 +52,17 @@ def earlier_rows(run: Run) -> list[RowsStore]:
 
 
 def rows_so_far(run: Run) -> list[RowsStore]:
-    """The rows of a run, those that it appended last."""
+    """The stores of all rows of a run, the most recently appended last."""
     while run.base is not None and run.appends is None:
         run = run.base
     return [*earlier_rows(run), rows_store(run, ROWS)]
 
 
 def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None) -> NewFiles:
-    """The files of source `name` that the runs' rows aren't of; perhaps none.
+    """The files of source `name` that the runs' rows don't come from yet; there may be none.
 
     Raises DataError for a source without files, and for files of a class that the rows don't have; MissingArtifact for
-    rows that no `prepare` made; and as `Source.list`, CorruptArtifact.
+    rows that `prepare` didn't make; and as `Source.list`, CorruptArtifact.
     """
     run, plans = earlier[-1].run, [_plan(chunks) for chunks in earlier]
     rows, last = chunk_rows or rows_per_chunk(run.config.data), plans[-1]
@@ -98,7 +98,7 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
 
 
 def take_networks(chunks: RowsStore, earlier: RowsStore) -> None:
-    """Have rows made with the networks of earlier ones, by content. Raises CorruptArtifact."""
+    """Store the networks of earlier rows, so that new rows are made with the same ones. Raises CorruptArtifact."""
     if embeds_pixels(chunks.run.config):
         chunks.write_once(PIXELS, ".safetensors", lambda: earlier.read_once(PIXELS))
     for pointer, suffix in ((NETWORKS, ".json"), (NULL, ".safetensors")):
@@ -120,7 +120,7 @@ def _files(plan: SourcePlan) -> dict[str, int]:
 
 
 def _rejected(earlier: list[RowsStore]) -> set[str]:
-    """Ids of rows that couldn't be used."""
+    """Ids of rejected rows."""
     ids = set[str]()
     for chunks in earlier:
         for record in KeptRecords.of(chunks):

@@ -1,4 +1,4 @@
-"""Rows while they are made: the plan of a source, and how a chunk's rows are stored, recorded and read again."""
+"""Rows in the making: the plan of a source, and how a chunk's rows are stored, recorded and read again."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -19,15 +19,15 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import canonical
 
 REJECTED = "_rejected"
-"""Folder of rejected rows' reasons, below the artifact of rows."""
+"""Folder below the artifact of rows with the reasons of rejected rows."""
 
 
 @dataclass(frozen=True)
 class SourcePlan:
     """A source as it was when the rows were begun; see Listing.
 
-    `bounded`: chunks end `by_values`, and large images are shrunk as they are decoded; not so in older plans, which
-    have no `numbered` either.
+    `bounded`: chunks end `by_values`, and large images are shrunk during decoding. False in older plans, which have no
+    `numbered` either.
     """
 
     source: str
@@ -41,14 +41,14 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class EmbeddedRows:
-    """A chunk's rows as a table of `rows_schema`; {id, reason} of its rejected rows."""
+    """A chunk's rows as a table of `rows_schema`, and {id, reason} of its rejected rows."""
 
     table: pa.Table
     rejected: list[dict[str, str]]
 
     @property
     def embedding_dim(self) -> int:
-        """D; 0 where there are no embeddings."""
+        """D; 0 if there are no embeddings."""
         if "embedding" not in self.table.column_names:
             return 0
         return self.table.schema.field("embedding").type.byte_width // EMBEDDING.itemsize
@@ -58,8 +58,8 @@ class EmbeddedRows:
 class RowsRecord(ChunkRecord):
     """A finished chunk of rows.
 
-    `digest`: of the rows' contents; None, as is `part`, if no row was usable. `reasons`: a file with each rejected
-    row's reason. The hashes are 8 bytes of each usable row's.
+    `digest`: of the rows' contents. `digest` and `part` are None if no row was usable. `reasons`: a file with each
+    rejected row's reason. The hashes have 8 bytes per usable row.
     """
 
     rows: int
@@ -78,12 +78,12 @@ RowsStore = ChunkStore[SourcePlan, RowsRecord]
 
 
 def rows_store(run: Run, artifact: Artifact) -> RowsStore:
-    """An artifact of rows while it is made: `rows`, or one owner's."""
+    """The store of an artifact of rows in the making: `rows`, or one owner's."""
     return ChunkStore(run, artifact, SourcePlan, RowsRecord)
 
 
 def store_rows(chunks: RowsStore, key: ChunkKey, rows: EmbeddedRows) -> RowsRecord:
-    """Finish a chunk by its rows; the record that counts."""
+    """Finish a chunk with these rows; returns the valid record."""
     table, rejected = rows.table, rows.rejected
     record = RowsRecord(
         key=key,
@@ -102,14 +102,14 @@ def store_rows(chunks: RowsStore, key: ChunkKey, rows: EmbeddedRows) -> RowsReco
 
 
 def read_rows(chunks: RowsStore, record: RowsRecord, columns: list[str]) -> pa.Table:
-    """Some columns of a finished chunk's rows, in that order. Raises CorruptArtifact if its part is altered."""
+    """Columns of a finished chunk's rows, in the given order. Raises CorruptArtifact if its part is altered."""
     assert record.part
     name, _ = record.part
     return read_parquet(chunks.read(record, name), f"{chunks.url}/{name}", columns).select(columns)
 
 
 def content_digest(table: pa.Table) -> str:
-    """Hex SHA-256 of the values in a table's rows, whatever file they are in."""
+    """Hex SHA-256 of the values in a table's rows, independent of the file format."""
     digest = hashlib.sha256(canonical([[field.name, str(field.type)] for field in table.schema]))
     for values in table.combine_chunks().columns:
         if values.type == pa.int64():

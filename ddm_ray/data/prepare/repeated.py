@@ -1,4 +1,4 @@
-"""Hashes of a hundred million rows that come more than once, with few of them in memory at a time."""
+"""Finds repeated hashes among those of a hundred million rows, with few in memory at a time."""
 
 import tempfile
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from ddm_ray.data.sharded.chunk_store import HASH
 from ddm_ray.data.sharded.kept_records import as_temporary_error
 
 AT_ONCE = 2**22
-"""Values in memory at a time, about: 32 MiB, and as much again while they are sorted."""
+"""Approximate number of values in memory: 32 MiB, and as much again while they are sorted."""
 
 
 def values_that_repeat(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """The values that come more than once in these arrays of 64-bit hashes, ascending.
+    """The values that occur more than once in these arrays of 64-bit hashes, in ascending order.
 
-    They go to a temporary file, which is read again for each range of values; hashes fall into all ranges alike. Raises
-    StorageError where the disk is full.
+    All values are written to a temporary file, which is read once per range of values; hashes spread evenly over the
+    ranges. Raises StorageError if the disk is full.
     """
     with as_temporary_error(), tempfile.TemporaryFile() as file:
         count = sum(file.write(part.astype(HASH).tobytes()) for part in parts) // HASH.itemsize
@@ -28,7 +28,7 @@ def values_that_repeat(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _between(file: IO[bytes], low: int, high: int) -> np.ndarray:
-    """The file's values from `low` on and below `high`."""
+    """The file's values from `low` up to but excluding `high`."""
     file.seek(0)
     inside = [np.empty(0, HASH)]
     while data := file.read(AT_ONCE * HASH.itemsize):

@@ -7,7 +7,7 @@ from ddm_ray.config import DataConfig, RunConfig
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.prepare.decoding import read_decoded
 from ddm_ray.data.prepare.finalize import check_rejected, commit
-from ddm_ray.data.prepare.fit_embedder import fit
+from ddm_ray.data.prepare.fit_embedder import fit_embedder
 from ddm_ray.data.prepare.make_rows import MakeRows
 from ddm_ray.data.prepare.new_files import earlier_rows, list_new, take_networks
 from ddm_ray.data.prepare.records import RowsRecord, RowsStore, SourcePlan, rows_store
@@ -25,7 +25,7 @@ from ddm_ray.run.run import Run
 
 MAX_REJECTED = 0.05
 MIN_READ = 1000
-"""Rows read before the share that is rejected is judged."""
+"""Rows to read before the rejected share is judged."""
 
 
 def prepare(
@@ -38,13 +38,13 @@ def prepare(
     chunk_rows: int | None = None,
     execute: Executor[RowsRecord] | None = None,
 ) -> Manifest:
-    """Make the artifact `rows` of the run's source; a no-op if it is finished.
+    """Make the artifact `rows` from the run's source. A no-op if it is finished.
 
-    `source`, `cluster`: one owner's, where shards are given. `chunk_rows`: rows of a part; none: those that fill
-    64 MiB. `execute`: `sharded.serial.serial`, or none: Ray Data on the Ray that is initialised. Killed at any moment,
-    called again it goes on; concurrent calls on the same rows are harmless. Raises DataError if no row can be used,
-    more than the share `max_rejected` can't, an id comes twice or a network doesn't fit; ConfigError, DriftError,
-    CorruptArtifact, StorageError, RayError.
+    `source`, `cluster`: one owner's, if shards are given. `chunk_rows`: rows of a part; None: as many as fill 64 MiB.
+    `execute`: `sharded.serial.serial`, or None for Ray Data on the initialised Ray. A killed call is resumed by calling
+    again; concurrent calls on the same rows are harmless. Raises DataError if no row can be used, more than the share
+    `max_rejected` can't, an id occurs twice or a network doesn't fit; ConfigError, DriftError, CorruptArtifact,
+    StorageError, RayError.
     """
     artifact = rows_artifact(run, cluster)
     on_progress, placement = progress or no_progress, placement or PreparePlacement()
@@ -62,7 +62,7 @@ def prepare(
         rows = chunk_rows or rows_per_chunk(run.config.data)
         if run.appends:
             new = list_new(earlier, name, rows)
-            if new.listing != run.appends.listing:  # a kill came between run.json and the plan
+            if new.listing != run.appends.listing:  # the process was killed between writing run.json and the plan
                 raise DriftError(
                     f"{run.url}: was begun with {run.appends.files:,} new files, and {name} has {len(new.files):,}"
                     " others by now; delete it, and append again"
@@ -70,14 +70,14 @@ def prepare(
             plan = chunks.plan(lambda: new.plan)
         else:
             plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
-        if plan.source != name:  # a concurrent command began them
+        if plan.source != name:  # a concurrent command has begun the rows
             raise _other_source(run, artifact, plan.source, name)
     opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded, plan.numbered)
     if earlier:
         take_networks(chunks, earlier[-1])
     else:
         on_progress(0.0, "fitting the embedder")
-        fit(chunks, plan, opened, on_progress)
+        fit_embedder(chunks, plan, opened, on_progress)
     if execute is None:
         from ddm_ray.data.sharded.ray_data import RayData
 
@@ -97,11 +97,11 @@ def prepare(
 def require_known_sizes(config: DataConfig) -> None:
     """Raise ConfigError, with the field to set, for networks that would encode rows to other shapes than the run's.
 
-    Told by the networks' own configurations, of folders or what this machine's cache has; of others they who load them
-    tell.
+    Reads the networks' own configurations from folders and this machine's cache. Other networks are checked when they
+    are loaded.
     """
     if config.text is not None:
-        from ddm_ray.models import text  # torch, which rows of pixels and labels do without
+        from ddm_ray.models import text  # imports torch, which rows of pixels and labels don't need
 
         text.require_known_encoders(config.text)
     if config.latents is not None:
@@ -111,14 +111,14 @@ def require_known_sizes(config: DataConfig) -> None:
 
 
 def rows_artifact(run: Run, cluster: int | None) -> Artifact:
-    """The artifact that `prepare` makes, of owner `cluster` where shards are given. Raises ConfigError."""
+    """The artifact that `prepare` makes: that of owner `cluster` if shards are given. Raises ConfigError."""
     num_clusters = run.config.partition.num_clusters
     if not run.config.partition.given:
         if cluster is not None:
             raise ConfigError(f"{run.url}: cluster is for shards that are given (partition.method given); leave it out")
         return ROWS
     if cluster is None:
-        fix = Give("cluster", "say whose rows these are", f"0 to {num_clusters - 1}")
+        fix = Give("cluster", "name the owner of these rows", f"0 to {num_clusters - 1}")
         raise ConfigError(f"{run.url}: shards are given", fix)
     if not 0 <= cluster < num_clusters:
         raise ConfigError(f"cluster {cluster}: this run has clusters 0 to {num_clusters - 1}")
@@ -126,15 +126,15 @@ def rows_artifact(run: Run, cluster: int | None) -> Artifact:
 
 
 def source_of(run: Run, artifact: Artifact, begun_from: str | None, source: str | None, cluster: int | None) -> str:
-    """Source of the rows: the one they were begun from, else `source` of an owner, else the configured one.
+    """The source of the rows: the one they were begun from, else an owner's `source`, else the configured one.
 
-    Raises DriftError if they were begun from another than `source`, ConfigError if it is missing or not to be given.
+    Raises DriftError if they were begun from another one than `source`, ConfigError if it is missing or not allowed.
     """
     if cluster is None and source is not None:
         raise ConfigError(
             f"{run.url}: source is for shards that are given; otherwise set data.source when the run begins"
         )
-    # Ray's workers have other current folders.
+    # Made absolute, since Ray's workers have other current folders.
     source = absolute_name(source) if source is not None else None
     if begun_from is not None and source not in (None, begun_from):
         raise _other_source(run, artifact, begun_from, source)
@@ -150,7 +150,7 @@ def _other_source(run: Run, artifact: Artifact, begun_from: str, source: str) ->
 def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -> SourcePlan:
     """The plan for rows of a source called `name`.
 
-    Raises DataError if it would name the classes by its folders, though shards are given; and as `Source.list`.
+    Raises DataError if folders would name the classes though shards are given; and as `Source.list`.
     """
     listing = source.list()
     classes, numbered = listing.classes, listing.numbered
@@ -158,15 +158,15 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
         if numbered is None:
             raise DataError(
                 f"source {name}: data.num_classes only counts the classes, and owners' folders would mean other"
-                " classes at each; begin the run anew and name them with data.class_names"
+                " classes at each; begin a new run, and name them with data.class_names"
             )
-        classes = numbered = None  # numbers are the labels that all owners have agreed on
+        classes = numbered = None  # all owners have agreed on the meaning of numbers: they are labels
     rows = min(chunk_rows, listing.chunk_rows or chunk_rows)
     return SourcePlan(name, rows, classes, listing.units, listing.ignored, True, numbered)
 
 
 class _Observer:
-    """Shows the share of the source's bytes that is read, the speed and the time left; judges the rejected rows."""
+    """Shows the share of the source's bytes that is read, the rate and the time left, and judges the rejected rows."""
 
     def __init__(self, chunks: RowsStore, plan: SourcePlan, on_progress: OnProgress, max_rejected: float):
         self._chunks, self._plan = chunks, plan
@@ -184,7 +184,7 @@ class _Observer:
         self._on_progress(self._share.fraction, "loading networks, then decoding and embedding")
 
     def add(self, record: RowsRecord, until: float) -> None:
-        """See ChunkObserver. Raises DataError if too many of all rows to come are rejected already."""
+        """See ChunkObserver. Raises DataError once more rows are rejected than all expected rows allow."""
         self._share.advance(record.key.unit, until)
         self._count(record)
         self._show()

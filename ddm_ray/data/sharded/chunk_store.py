@@ -1,4 +1,4 @@
-"""An artifact while it is made chunk by chunk, on storage: the plan of its units, and a record of every finished chunk.
+"""An artifact in the making on storage, chunk by chunk: the plan of its units, and a record of every finished chunk.
 
 Concurrent commands and kills are harmless: a plan or record is created if absent, after the files that it names.
 """
@@ -37,11 +37,11 @@ Hashes = Annotated[
     PlainValidator(lambda text: np.frombuffer(b64decode(str(text)), HASH)),
     PlainSerializer(lambda hash_N: b64encode(hash_N.astype(HASH).tobytes()).decode(), return_type=str),
 ]
-"""Eight bytes a row, as a field of a record."""
+"""A record's field with eight bytes per row."""
 
 
 class WorkUnit(Protocol):
-    """The work of one task, a dataclass of texts, integers and tuples of them."""
+    """The work of one task: a dataclass of texts, integers and tuples of them."""
 
     @property
     def key(self) -> str:
@@ -55,7 +55,7 @@ class WorkUnit(Protocol):
 
 
 class Plan(Protocol):
-    """Plan that an artifact was begun with and every later command goes by: a dataclass of units and plain fields."""
+    """The plan that an artifact is begun with and all later commands follow: a dataclass of units and plain fields."""
 
     @property
     def units(self) -> tuple[Any, ...]:
@@ -80,7 +80,7 @@ RecordT = TypeVar("RecordT", bound=ChunkRecord)
 
 
 class ChunkStore(Generic[PlanT, RecordT]):
-    """Plan, records and chunk files of an artifact. Can be pickled; costs nothing to open."""
+    """Plan, records and chunk files of an artifact. Can be pickled; opening it accesses no storage."""
 
     def __init__(self, run: Run, artifact: Artifact, plan_type: type[PlanT], record_type: type[RecordT]):
         self.run, self.store, self.artifact = run, run.store, artifact
@@ -103,8 +103,8 @@ class ChunkStore(Generic[PlanT, RecordT]):
     ) -> tuple[bytes, dict[str, Any]]:
         """The file that JSON object `pointer` names, and the object's other fields.
 
-        Where there is no such object yet, both are what `make` makes, or what a concurrent writer made meanwhile.
-        Raises CorruptArtifact if either was altered.
+        If the object doesn't exist yet, `make` makes both; of concurrent writers, the first one counts. Raises
+        CorruptArtifact if either was altered.
         """
         folder = pointer.rpartition("/")[0]
         if not self.store.exists(f"{self.artifact}/{pointer}"):
@@ -117,7 +117,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         return self.read_once(pointer)
 
     def read_once(self, pointer: str) -> tuple[bytes, dict[str, Any]]:
-        """Read what `write_once` left. Raises CorruptArtifact if it is gone or altered."""
+        """Read the results of `write_once`. Raises CorruptArtifact if they are missing or altered."""
         where = f"{self.url}/{pointer}"
         try:
             fields = unseal(read_sealed(self.store, f"{self.artifact}/{pointer}"), where, ["file", "file_record"])
@@ -135,9 +135,9 @@ class ChunkStore(Generic[PlanT, RecordT]):
             raise
 
     def plan(self, make: Callable[[], PlanT], identity: Identity | None = None) -> PlanT:
-        """The plan that the artifact was begun with, else what `make` makes, once for all.
+        """The plan that the artifact was begun with; if there is none, the result of `make` is stored as the plan.
 
-        It is made under this identity; None: today's.
+        It is stored under this identity; None: the current one.
 
         Raises DriftError if it was made under another configuration, CorruptArtifact.
         """
@@ -152,7 +152,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         return self._plan(*self.write_once(PLAN, ".parquet", to_files))
 
     def begun(self) -> PlanT | None:
-        """The plan, if there is one. Raises as `plan`."""
+        """The plan; None if there is none. Raises as `plan`."""
         return self._plan(*self.read_once(PLAN)) if self.store.exists(f"{self.artifact}/{PLAN}") else None
 
     def _plan(self, data: bytes, fields: dict[str, Any]) -> PlanT:
@@ -166,7 +166,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         return plan
 
     def require_same(self, begun: Identity) -> None:
-        """Raise DriftError unless this identity, which it was begun under, is that of today."""
+        """Raise DriftError unless `begun`, the identity that the artifact was begun under, is the current one."""
         if lines := self.run.drift(self.artifact, begun):
             raise DriftError(f"{self.url} was begun otherwise: {'; '.join(lines)}", self.run.remake(self.artifact))
 
@@ -188,11 +188,11 @@ class ChunkStore(Generic[PlanT, RecordT]):
         except ValidationError:
             raise CorruptArtifact(f"{where}: is the record of something else", self.remake(key)) from None
         if record.key != key:
-            raise CorruptArtifact(f"{where}: is another's", self.remake(key))
+            raise CorruptArtifact(f"{where}: is another chunk's", self.remake(key))
         return record
 
     def records(self, keys: Iterable[ChunkKey]) -> list[RecordT]:
-        """Several chunks' records, read side by side."""
+        """The records of several chunks, read concurrently."""
         with ThreadPoolExecutor(MAX_READERS) as pool:
             return list(pool.map(self.record, keys))
 
@@ -201,16 +201,16 @@ class ChunkStore(Generic[PlanT, RecordT]):
         return self.store.exists(f"{self.artifact}/{RECORDS}/{key.record_name}")
 
     def put(self, key: ChunkKey, prefix: str, suffix: str, data: bytes) -> StoredFile:
-        """Write a file of a chunk, named by its prefix, key and content."""
+        """Write a file of a chunk; its name consists of prefix, key and content hash."""
         record = FileRecord.of(data)
         name = f"{prefix}{key.stem}-{record.sha256[:8]}{suffix}"
         self.store.write(f"{self.artifact}/{name}", data)
         return name, record
 
     def finish(self, record: RecordT) -> RecordT:
-        """Record a chunk whose files are written; the record that counts.
+        """Record a chunk after its files are written; returns the valid record.
 
-        That is a concurrent writer's if it came first; files that it doesn't name are then deleted.
+        That is a concurrent writer's if it came first. The files that it doesn't name are then deleted.
         """
         body = self._records.dump_python(record, mode="json", by_alias=True)
         if self.store.create(f"{self.artifact}/{RECORDS}/{record.key.record_name}", seal(body)):
@@ -221,7 +221,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
         return theirs
 
     def read(self, record: RecordT, name: str) -> bytes:
-        """One file of a finished chunk. Raises CorruptArtifact if it is gone or altered."""
+        """One file of a finished chunk. Raises CorruptArtifact if it is missing or altered."""
         where = f"{self.url}/{name}"
         try:
             return read_verified(self.store, f"{self.artifact}/{name}", record.files[name])
@@ -232,7 +232,7 @@ class ChunkStore(Generic[PlanT, RecordT]):
             raise
 
     def require_complete(self, plan: PlanT, records: Collection[RecordT]) -> None:
-        """Raises CorruptArtifact unless every chunk of the plan has one record and all its files, by their sizes."""
+        """Raises CorruptArtifact unless each chunk of the plan has one record, and all files in the recorded size."""
         keys = [record.key for record in records]
         if missing := set(range(len(plan.units))) - chunks_done(keys)[1]:
             unit, fix = plan.units[min(missing)].key, self.run.make(self.artifact)
@@ -247,12 +247,12 @@ class ChunkStore(Generic[PlanT, RecordT]):
                     raise CorruptArtifact(f"{self.url}/{name}: gone or cut short", self.remake(record.key))
 
     def delete_strays(self, records: Iterable[RecordT]) -> None:
-        """Delete chunk files that none of the records names: of a kill, or of a writer that came second."""
+        """Delete chunk files that no record names: those of a killed process, or of a concurrent writer that lost."""
         named = {name for record in records for name in record.files}
         for name in self.store.sizes(self.artifact):
             if stem_of_file(name) and name not in named:
                 self.store.delete_one(f"{self.artifact}/{name}")
 
     def remake(self, key: ChunkKey) -> Make:
-        """The remedy for a damaged chunk: delete its record and make what is missing."""
+        """The remedy for a damaged chunk: delete its record, and make what is missing."""
         return self.run.remake(self.artifact, delete=f"{self.url}/{RECORDS}/{key.record_name}")

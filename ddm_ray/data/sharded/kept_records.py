@@ -1,4 +1,4 @@
-"""Records of all chunks of a stage on the local disk: 3 GB of 150 million rows; a driver uses one at a time."""
+"""Records of all chunks of a stage on the local disk, one in memory at a time: for 150 million rows they take 3 GB."""
 
 import os
 import pickle
@@ -15,14 +15,15 @@ from ddm_ray.store.refusals import as_storage_error
 
 
 def as_temporary_error() -> AbstractContextManager[None]:
-    """Turn what the local disk refuses in the system's temporary folder into a StorageError of one line."""
+    """Turn local disk errors in the system's temporary folder into a StorageError of one line."""
     return as_storage_error(Path(tempfile.gettempdir()), "make room there, or name another folder by TMPDIR")
 
 
 class KeptRecords(Collection[RecordT], Generic[RecordT]):
-    """Records, in memory by their keys alone: gone through in the plan's order, as often as one likes.
+    """Records with only their keys in memory. Can be iterated repeatedly, in the plan's order.
 
-    They lie in a temporary file that has no name, and ends with the process. Raises StorageError where it is full.
+    They are stored in an unnamed temporary file, which disappears with the process. Raises StorageError if the disk is
+    full.
     """
 
     def __init__(self) -> None:
@@ -33,18 +34,18 @@ class KeptRecords(Collection[RecordT], Generic[RecordT]):
 
     @classmethod
     def of(cls, chunks: ChunkStore[Any, RecordT]) -> "KeptRecords[RecordT]":
-        """All records that an artifact has by now. Raises CorruptArtifact."""
+        """All current records of an artifact. Raises CorruptArtifact."""
         records = cls()
         records.read(chunks, chunks.finished_keys())
         return records
 
     def read(self, chunks: ChunkStore[Any, RecordT], keys: Iterable[ChunkKey]) -> None:
-        """Add the records of these chunks, which are read side by side. Raises CorruptArtifact."""
+        """Add the records of these chunks, read concurrently. Raises CorruptArtifact."""
         for record in read_ahead(chunks.record, keys, MAX_READERS):
             self.add(record)
 
     def add(self, record: RecordT) -> None:
-        """Add a record, once."""
+        """Add a record. Each may be added once."""
         data = pickle.dumps(record, protocol=5)
         with as_temporary_error():
             self._file.write(data)
@@ -53,7 +54,7 @@ class KeptRecords(Collection[RecordT], Generic[RecordT]):
 
     @property
     def keys(self) -> Collection[ChunkKey]:
-        """The keys of all, in the order in which they came."""
+        """The keys of all records, in the order of their addition."""
         return self._places.keys()
 
     def __len__(self) -> int:

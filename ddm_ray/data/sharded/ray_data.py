@@ -1,6 +1,6 @@
 """A sharded stage on a Ray cluster, by Ray Data: tasks read units, actors with networks finish chunks.
 
-A row of the pipeline is a whole chunk, and so is a block: nothing splits a chunk or joins it to another.
+A row of the pipeline is a whole chunk, and so is a block: Ray Data never splits or merges chunks.
 """
 
 import logging
@@ -29,7 +29,7 @@ from ddm_ray.spelling import one_line
 
 TASKS_PER_CORE = 16
 ROOM = "free some space where its machines spill objects to"
-# Values as pickle sees them, and apart from these the memory of their arrays, which isn't copied when it is read.
+# Pickled values, and separately the memory of their arrays, which is read without a copy.
 _VALUE = pa.schema([("value", pa.binary()), ("buffers", pa.list_(pa.large_binary()))])
 
 
@@ -37,7 +37,7 @@ _VALUE = pa.schema([("value", pa.binary()), ("buffers", pa.list_(pa.large_binary
 class RayData:
     """The executor on a Ray cluster.
 
-    `session`: opened while there is something to make, for whoever lets it start Ray; none: Ray is initialised.
+    `session`: entered if there are chunks to make, for callers that let it start Ray; without one, Ray is initialised.
     """
 
     placement: PreparePlacement = field(default_factory=PreparePlacement)
@@ -46,14 +46,14 @@ class RayData:
     def __call__(
         self, read: ReadUnit, maker: ChunkMaker[Any, RecordT], tasks: Sequence[Task[Any]]
     ) -> Generator[FinishedChunk[RecordT], None, None]:
-        """An `Executor`. Raises RayError for what fails in Ray, and where it has no GPU though one is asked for."""
+        """See `Executor`. Raises RayError for failures in Ray, and if it has no GPU though one is requested."""
         keep_quiet()
         with self.session():
             yield from _finished_chunks(read, maker, tasks, _Shares.of_cluster(self.placement))
 
 
 def keep_quiet() -> None:
-    """Have Ray Data's lines on each execution in its log file alone: the caller shows progress. Others hear all."""
+    """Limit Ray Data's log lines to its log file, since the caller shows progress. Other handlers stay as they are."""
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler) and type(handler).__module__.startswith("ray."):
             handler.setLevel(logging.ERROR)
@@ -62,7 +62,7 @@ def keep_quiet() -> None:
 def _finished_chunks(
     read: ReadUnit, maker: ChunkMaker[Any, RecordT], tasks: Sequence[Task[Any]], shares: "_Shares"
 ) -> Generator[FinishedChunk[RecordT], None, None]:
-    # Which chunks a task makes is fixed before it starts: Ray makes lost ones again by running it again.
+    # The chunks of a task are fixed before it starts, since Ray recovers lost ones by running the task again.
     num_blocks = min(len(tasks), TASKS_PER_CORE * shares.tasks)
     dataset = ray.data.from_items([{"task": pickle.dumps(task)} for task in tasks], override_num_blocks=num_blocks)
     _one_chunk_a_block(dataset.context, shares.tasks + shares.actors)
@@ -89,13 +89,13 @@ def _finished_chunks(
         num_gpus=shares.actor_gpus,
         runtime_env={"env_vars": KEEP_FREED_MEMORY},
     )
-    yield from values_of(finished, maker.chunks.url)
+    yield from made_values(finished, maker.chunks.url)
 
 
-def values_of(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
-    """The values of a dataset of rows as `to_row` makes them; an error among them is raised.
+def made_values(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
+    """Yield the values of a dataset with rows made by `to_row`; raise the first error among them.
 
-    Raises what `errors_of_ray` does.
+    Raises as `errors_of_ray`.
     """
     with errors_of_ray(url):
         for row in dataset.iter_rows():
@@ -107,9 +107,9 @@ def values_of(dataset: ray.data.Dataset, url: str) -> Iterator[Any]:
 
 @contextmanager
 def errors_of_ray(url: str) -> Iterator[None]:
-    """Turn what fails in Ray into a RayError of one line that names `url`.
+    """Turn failures in Ray into a RayError of one line that names `url`.
 
-    A DDMError that a task raised is raised as it is. Raises StorageError where a machine has no room for rows.
+    Re-raises a DDMError of a task unchanged. Raises StorageError if a machine has no room for rows.
     """
     try:
         yield
@@ -129,9 +129,9 @@ def errors_of_ray(url: str) -> Iterator[None]:
 
 
 def _read(tasks: pa.Table, read: ReadUnit) -> Iterator[pa.Table]:
-    """The missing chunks of some tasks, each a row, with the number of its unit.
+    """Yield the missing chunks of some tasks as rows, each with the number of its unit.
 
-    A DDMError ends them, as such a row: Ray would wrap an exception, log it, and forget its cause.
+    A DDMError is the last row: Ray would wrap an exception, log it, and lose its cause.
     """
     try:
         for task in map(pickle.loads, tasks["task"].to_pylist()):
@@ -142,7 +142,7 @@ def _read(tasks: pa.Table, read: ReadUnit) -> Iterator[pa.Table]:
 
 
 class _Finish:
-    """`FinishChunks` of rows."""
+    """`FinishChunks` on rows."""
 
     def __init__(self, maker: ChunkMaker[Any, Any]):
         self._finish = FinishChunks(maker)
@@ -159,11 +159,11 @@ class _Finish:
 
 
 def to_row(value: object) -> pa.Table:
-    """Any value that can be pickled, as a table of one row."""
+    """Convert any value that can be pickled to a table of one row."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     raw = [buffer.raw() for buffer in buffers]
-    joined = raw[0] if len(raw) == 1 else b"".join(raw)  # a single one isn't copied
+    joined = raw[0] if len(raw) == 1 else b"".join(raw)  # no copy of a single buffer
     offsets = np.cumsum([0, *map(len, raw)], dtype=np.int64)
     arrays = pa.Array.from_buffers(pa.large_binary(), len(raw), [None, pa.py_buffer(offsets), pa.py_buffer(joined)])
     return pa.table({"value": [data], "buffers": pa.ListArray.from_arrays([0, len(raw)], arrays)}, schema=_VALUE)
@@ -175,11 +175,11 @@ def from_row(row: pa.Table) -> Any:
 
 
 def _our_own(error: RayOwnError) -> str | None:
-    """The line of an exception that our functions raised on a worker; None if it is Ray's or a machine's fault."""
+    """The message of an exception that our code raised on a worker; None if Ray or a machine failed."""
     if not isinstance(error, RayTaskError):
         return None
     if isinstance(error.cause, UserCodeException):
-        # Only the text of the traceback that it wraps comes back.
+        # Ray returns only the text of the wrapped traceback.
         traceback, _, _ = str(error).partition("\nThe above exception was the direct cause")
         return traceback.strip().splitlines()[-1][:300]
     if isinstance(error.cause, RayOwnError):
@@ -189,7 +189,7 @@ def _our_own(error: RayOwnError) -> str | None:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Numbers of actors that finish and of tasks that read at once, and what one of each asks of Ray."""
+    """Numbers of concurrent finishing actors and reading tasks, and the resources that each requests from Ray."""
 
     actors: int
     tasks: int
@@ -208,7 +208,7 @@ class _Shares:
         if placement.use_gpu and not devices:
             raise RayError("the placement says use_gpu, and this Ray cluster has no GPU; choose another island")
         actors = placement.embedders or (devices if placement.use_gpu else cores)
-        # Ray Data keeps a quarter of the cores for either kind, come what may: more would have to be argued for.
+        # Ray Data reserves a quarter of the cores for each kind in any case, so all actors together stay below that.
         actor_cpus = min(0.24, max(0.01, math.floor(24 * cores / actors) / 100))
         return cls(actors, cores, actor_cpus, 1.0 if placement.use_gpu else None)
 
@@ -217,11 +217,11 @@ def _one_chunk_a_block(context: ray.data.DataContext, num_processes: int) -> Non
     context.target_max_block_size = 1
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    # One more actor whenever all have what they can take; none is given up while it may be fed again.
+    # Adds an actor when all are busy, and removes none while more input may come.
     context.autoscaling_config = AutoscalingConfig(
         actor_pool_util_upscaling_threshold=1.0, actor_pool_util_downscaling_threshold=-1.0
     )
-    # Chunks in flight, however much memory Ray has: what a process makes or works on, and the next.
+    # Bounds the chunks in flight, whatever Ray's memory: per process, the current chunk and the next.
     context.execution_options.resource_limits = context.execution_options.resource_limits.copy(
         object_store_memory=2 * CHUNK_BYTES * num_processes
     )

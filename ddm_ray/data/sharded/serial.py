@@ -1,4 +1,4 @@
-"""A sharded stage in this process alone: chunk after chunk, or several units side by side."""
+"""A sharded stage in this process: one chunk after another, or several units concurrently."""
 
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,15 +21,15 @@ def serial(
 
 @dataclass(frozen=True)
 class SideBySide:
-    """The executor without Ray for chunks that keep one core busy each: `number` at once, by the same networks."""
+    """The executor without Ray for chunks that each keep one core busy: `number` at a time, sharing the networks."""
 
     number: int
 
     def __call__(
         self, read: ReadUnit, maker: ChunkMaker[Any, RecordT], tasks: Sequence[Task[Any]]
     ) -> Generator[FinishedChunk[RecordT], None, None]:
-        """An `Executor`. After an error, or once it is closed, units that haven't begun are left."""
-        # One more than are made at once: it stores.
+        """See `Executor`. After an error, or once it is closed, units that haven't started are skipped."""
+        # One more thread than chunks are made in, for storing finished ones.
         finish, pool = FinishChunks(maker, self.number), ThreadPoolExecutor(self.number + 1)
 
         def unit(task: Task[Any]) -> list[FinishedChunk[RecordT]]:

@@ -1,4 +1,4 @@
-"""The driver of a sharded stage: which chunks are missing, their making, and the records of all."""
+"""The driver of a sharded stage: finds the missing chunks, has them made, and collects the records of all."""
 
 import math
 import time
@@ -16,14 +16,14 @@ SeenT = TypeVar("SeenT", bound=ChunkRecord, contravariant=True)
 
 
 class ChunkObserver(Protocol[SeenT]):
-    """Hears of every finished chunk, and may end the stage by raising a DDMError."""
+    """Is notified of every finished chunk, and may end the stage by raising a DDMError."""
 
     def begin(self, records: Collection[SeenT]) -> None:
-        """The chunks that were finished before; later on these are all that are finished by then."""
+        """Start with the records of finished chunks. The collection grows as chunks are finished."""
         ...
 
     def add(self, record: SeenT, until: float) -> None:
-        """One more chunk is finished, up to which the share `until` of its unit is read."""
+        """One more chunk is finished; its unit is read up to the share `until`."""
         ...
 
 
@@ -35,24 +35,24 @@ def make_chunks(
     maker: ChunkMaker[Any, RecordT],
     observer: ChunkObserver[RecordT],
 ) -> KeptRecords[RecordT]:
-    """Make all chunks that have no record, and return the records of all, in the plan's order."""
+    """Make all chunks without a record, and return the records of all chunks, in the plan's order."""
     records = KeptRecords.of(chunks)
     observer.begin(records)
     done, complete_units = chunks_done(records.keys)
     units = ((number, unit) for number, unit in enumerate(plan.units) if number not in complete_units)
     if tasks := [Task(number, unit, frozenset(done.get(number, ()))) for number, unit in units]:
-        # Closed also where the observer raises, so that nothing of an executor is left running.
+        # Closed also if the observer raises, so that no work of the executor is left running.
         with closing(execute(read, maker, tasks)) as finished:
             for chunk in finished:
                 records.add(chunk.record)
                 observer.add(chunk.record, chunk.until)
-    # Of a concurrent command, or of one that was killed before its result came here.
+    # Chunks of a concurrent command, or of a killed one that returned no results.
     records.read(chunks, [key for key in chunks.finished_keys() if key not in records.keys])
     return records
 
 
 class ShareRead(Generic[RecordT]):
-    """The share of all units that is read, by their sizes."""
+    """The share of all units that is read, weighted by their sizes."""
 
     def __init__(self, units: Sequence[WorkUnit]):
         self._sizes = [max(1, unit.bytes) for unit in units]
@@ -62,12 +62,12 @@ class ShareRead(Generic[RecordT]):
         self._began: tuple[float, float, int] | None = None
 
     def begin(self, records: Collection[RecordT]) -> None:
-        """The chunks that were finished before; of a unit that isn't whole its share is unknown and not counted."""
+        """Count the units finished before. The read share of an incomplete unit is unknown, and counts as 0."""
         for unit in chunks_done(record.key for record in records)[1]:
             self.advance(unit, 1.0)
 
     def advance(self, unit: int, until: float) -> None:
-        """The share `until` of unit number `unit` is read."""
+        """Unit number `unit` is read up to the share `until`."""
         before = self._until.get(unit, 0.0)
         if until > before:
             self._until[unit] = until
@@ -79,9 +79,10 @@ class ShareRead(Generic[RecordT]):
         return min(0.99, self._read / self._total)
 
     def left(self, rows: int = 0) -> str:
-        """Words on the time left at the pace so far, `, 12 s left`; empty before the second call, from whose first on
-        it counts: until then processes were started and networks loaded. With `rows`, those so far, also on their rate:
+        """Describe the time left at the current rate: `, 12 s left`. With `rows`, those so far, also their rate:
         `, 100 rows/s, 12 s left`.
+
+        The clock starts at the first call, since processes start and networks load before. That call returns "".
         """
         now = time.monotonic(), self.fraction, rows
         self._began = self._began or now
@@ -92,12 +93,12 @@ class ShareRead(Generic[RecordT]):
         return f"{rate}, {seconds * (1 - self.fraction) / share:.0f} s left"
 
     def expected(self, rows: int) -> float:
-        """About how many rows there will be, `rows` being those of the share that is read."""
+        """The approximate number of rows in total, given that the share read so far had `rows`."""
         return rows / self.fraction if self.fraction else math.inf
 
 
-class ShareTold(ShareRead[RecordT]):
-    """An observer that tells the share after each chunk, with the same words and the time left."""
+class ShareReporter(ShareRead[RecordT]):
+    """An observer that reports the share after each chunk, with fixed words and the time left."""
 
     def __init__(self, units: Sequence[WorkUnit], on_progress: OnProgress, words: str):
         super().__init__(units)

@@ -1,7 +1,7 @@
-"""Sources: where encoded images come from, and in which units of work. No Ray.
+"""Sources of encoded images, and their units of work. Without Ray.
 
-A source is named by a word, or is files in one of some formats: local, on S3-compatible storage or on the Hugging Face
-hub. `registry.py` has both, by their names.
+A source is named by a word, or consists of files in one of several formats: local, on S3-compatible storage or on the
+Hugging Face hub. `registry.py` lists both by name.
 """
 
 import os
@@ -29,21 +29,21 @@ __all__ = [
 
 
 def absolute_name(source: str) -> str:
-    """The name by which processes in other folders open the same source: a whole path, of files on this disk."""
+    """The name that opens the same source from any folder: an absolute path for files on this disk."""
     if "://" in source or named_source(source):
         return source
     return os.path.abspath(os.path.expanduser(source))
 
 
 def is_here(source: str) -> bool:
-    """True for files on this disk, and for what needs none."""
+    """True for files on this disk, and for sources without files."""
     return "://" not in source or source.startswith("file://")
 
 
 def open_source(config: DataConfig, source: str | None = None, chunk_rows: int | None = None) -> Source:
-    """The images that `source` names, else `config.source`, in chunks of `chunk_rows` rows; nothing is read yet.
+    """The images that `source` names, else `config.source`, in chunks of `chunk_rows` rows. Reads nothing yet.
 
-    Raises DataError if there is no such kind of source, ConfigError if there is no such format.
+    Raises DataError for an unknown kind of source, ConfigError for an unknown format.
     """
     name = source or config.source
     conditions, rows = Conditions(config), chunk_rows or chunks.chunk_rows(config)

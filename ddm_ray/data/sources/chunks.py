@@ -1,4 +1,4 @@
-"""The terms that every source speaks in: units of work, chunks of encoded rows, and how a source is read."""
+"""The interface of every source: units of work, chunks of encoded rows, and how a source is read."""
 
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from ddm_ray.config import DataConfig
 from ddm_ray.data.sharded.work import CHUNK_BYTES, Chunk
 
 CHUNK_FILE_BYTES = 128 * 2**20
-"""Encoded images, as they are in the source, at which a chunk is full whatever its number of rows."""
+"""A chunk is full at this size of its encoded images, whatever its number of rows."""
 IMAGE_BYTES = 256 * 2**20
-"""Maximum size of an image as it is in the source; a larger one isn't read."""
+"""Maximum size of an encoded image. Larger ones aren't read."""
 MIN_ROWS, MAX_ROWS = 32, 4096
-PARTS, LEAST_ROWS = 64, 128
-"""Parts that a source is read in at least, and rows in each from which on it is: a kill costs what is under way."""
+PARTS, MIN_PART_ROWS = 64, 128
+"""Minimum number of parts that a source is read in, if each has MIN_PART_ROWS rows: a kill loses the current parts."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Unit:
     """Work that one task reads from beginning to end: a tar, a parquet file, a range of a folder's files.
 
     `bytes`: its size, for progress. `files`: paths below the source's root that it reads, with their `sizes` in bytes
-    when they were listed.
+    at the time of listing.
     """
 
     key: str
@@ -32,10 +32,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A row as it is in the source: the image's file, and a label 0..num_classes-1 or a caption.
+    """A row as the source has it: the image's file, and a label 0..num_classes-1 or a caption.
 
-    `id` is unique in the source. `problem`: why the row can't be used, if it can't. `scene`: rows of one are either
-    held out together or not at all; none: each by itself.
+    `id` is unique in the source. `problem`: the reason why the row can't be used, if it can't. `scene`: rows of one
+    scene are either all held out or none is; None: the row is its own scene.
     """
 
     id: str
@@ -52,11 +52,10 @@ EncodedChunk = Chunk[list[Encoded]]
 class Listing:
     """A source's units, always in the same order.
 
-    `classes`: names that the source has for classes which the run only counts, by label; none: it has none.
-    `ignored`: numbers of files that no unit reads, being of another kind, by the endings of their names. `numbered`:
-    names of the classes that numbers in the source stand for; none: they are labels. `rows`: their number, usable or
-    not; None where a listing doesn't tell. `chunk_rows`: rows of a chunk at most, so that there are some; None: as many
-    as the source has.
+    `classes`: the source's names, by label, for classes that the run only counts; None: it has none. `ignored`: numbers
+    of files of other kinds, which no unit reads, by file extension. `numbered`: names of the classes that numbers in
+    the source stand for; None: numbers are labels. `rows`: number of rows, usable or not; None: unknown from a listing.
+    `chunk_rows`: maximum rows of a chunk, so that a small source has several; None: no such maximum.
     """
 
     units: tuple[Unit, ...]
@@ -68,7 +67,7 @@ class Listing:
 
 
 class Source(Protocol):
-    """Encoded images with conditions; can be pickled, and costs nothing to open on any machine."""
+    """Encoded images with conditions. Can be pickled, and opened on any machine without access to storage."""
 
     def list(self) -> Listing:
         """List all units. Raises DataError, StorageError."""
@@ -81,41 +80,41 @@ class Source(Protocol):
         by_values: bool = True,
         numbered: tuple[str, ...] | None = None,
     ) -> Self:
-        """The source as a plan has it: read in chunks of `chunk_rows` rows, with a listing's `classes` and `numbered`.
+        """The source as a plan reads it: in chunks of `chunk_rows` rows, with a listing's `classes` and `numbered`.
 
-        Not `by_values`: chunks of parquet files end after so many rows, however large the values are.
+        Without `by_values`, chunks of parquet files end after that many rows, however large the values are.
         """
         ...
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
-        """The unit's chunks but those in `skip`, in order; the same every time, whatever is skipped.
+        """Yield the unit's chunks except those in `skip`, in order; always the same ones.
 
-        A unit without rows has one empty chunk. An image file that is gone or changed since it was listed is a row
-        with a problem. Raises DataError if a tar or parquet file is, or can't be read, or if the source as a whole is
-        gone; StorageError.
+        A unit without rows has one empty chunk. An image file that is missing, or has changed since it was listed,
+        gives a row with a problem. Raises DataError for such a tar or parquet file, for one that can't be read, and if
+        the whole source is missing; StorageError.
         """
         ...
 
 
 UNREAD = Encoded("", None, None)
-"""Stands for a row of a chunk that is skipped."""
+"""Placeholder for a row of a skipped chunk."""
 _BEFORE_THE_END = 1 - 2**-20
 
 
 def chunk_rows(config: DataConfig) -> int:
-    """Rows whose decoded pixels fill CHUNK_BYTES, between MIN_ROWS and MAX_ROWS; a power of two."""
+    """Rows with decoded pixels that fill CHUNK_BYTES, between MIN_ROWS and MAX_ROWS; a power of two."""
     num_channels, height, width = config.decoded_shape
     rows = max(1, CHUNK_BYTES // (num_channels * height * width))
     return min(MAX_ROWS, max(MIN_ROWS, 1 << (rows.bit_length() - 1)))
 
 
 def rows_of_a_part(rows: int) -> int:
-    """Rows of a chunk, of about so many in all, at which there are PARTS chunks, LEAST_ROWS if they are few."""
-    return max(LEAST_ROWS, rows // PARTS)
+    """Rows per chunk that split about `rows` rows into PARTS chunks, but at least MIN_PART_ROWS."""
+    return max(MIN_PART_ROWS, rows // PARTS)
 
 
 def cuts(sizes: Iterable[int], max_rows: int) -> Iterator[int]:
-    """Ends of chunks of rows of these sizes in bytes: after `max_rows` rows, or where they fill CHUNK_FILE_BYTES."""
+    """Yield the ends of chunks of rows of these sizes: after `max_rows` rows, or once CHUNK_FILE_BYTES are full."""
     rows, total, place = 0, 0, 0
     for place, size in enumerate(sizes, 1):
         rows, total = rows + 1, total + size
@@ -129,9 +128,9 @@ def cuts(sizes: Iterable[int], max_rows: int) -> Iterator[int]:
 def chunked(
     rows: Iterable[tuple[Encoded, float]], max_rows: int, skip: Container[int], max_bytes: float | None = None
 ) -> Iterator[EncodedChunk]:
-    """Rows, each with the share of the unit that is read after it, as chunks but those in `skip`.
+    """Group rows, each with the share of the unit read after it, into chunks; yields those that aren't in `skip`.
 
-    They end as `cuts` says, or where they fill `max_bytes` in place of CHUNK_FILE_BYTES.
+    Chunks end as in `cuts`, with `max_bytes` in place of CHUNK_FILE_BYTES if it is given.
     """
     max_bytes = CHUNK_FILE_BYTES if max_bytes is None else max_bytes
     number, held, until, total = 0, list[Encoded](), 0.0, 0

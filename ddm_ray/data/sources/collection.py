@@ -1,4 +1,4 @@
-"""A collection of files, whose format is told by their names or by `data.format`."""
+"""A collection of files. Its format follows from their names, or is given by `data.format`."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -17,7 +17,7 @@ from ddm_ray.spelling import meant
 
 MAX_ENDINGS = 9
 SMALL_IMAGE = 2**14
-"""Bytes of an image in a file of many, of which no listing tells the number: few, so that parts aren't too small."""
+"""Assumed bytes per image in a file of many if a listing has no counts; low, so that parts don't get too small."""
 _COMPRESSED = "compressed tars aren't read: unpack them"
 
 
@@ -28,7 +28,7 @@ class Collection(Conditioned):
     files: Files
 
     def list(self) -> Listing:
-        """See Source; classes are the names of class folders where the run only counts its classes."""
+        """See Source. If the run only counts its classes, they are named by class folders."""
         sizes = self.files.sizes()
         name = self.conditions.config.format or self._sniff(sizes)
         chosen = format_named(name)
@@ -43,7 +43,7 @@ class Collection(Conditioned):
         chosen = format_of(unit.files[0])
         if chosen is None:
             where = self.files.where(unit.files[0])
-            raise DataError(f"{where}: no format of this machine's reads it; install the package whose format it is")
+            raise DataError(f"{where}: no installed format reads it; install the package of its format")
         return chosen.read(self, unit, skip)
 
     def _sniff(self, sizes: dict[str, int]) -> str:
@@ -62,10 +62,10 @@ class Collection(Conditioned):
 
 
 class Format(ABC):
-    """Base of formats of files in a collection. Each has a line in `FORMATS`, or is an entry point.
+    """Base class of file formats in a collection. Each has a line in `FORMATS`, or is an entry point.
 
-    `plural`: its files in words. `about`: a line of help. `extensions` of its files' names, in small letters.
-    `one_image_each`: its files are an image each, those of a class in a folder of that name.
+    `plural`: its files in words. `about`: a line of help. `extensions`: of its files' names, in lower case.
+    `one_image_each`: each file is an image, and those of a class lie in a folder of that name.
     """
 
     plural: ClassVar[str]
@@ -74,28 +74,28 @@ class Format(ABC):
     one_image_each: ClassVar[bool] = False
 
     def owns(self, path: str) -> bool:
-        """True for a file of this format, by its name."""
+        """True if a file has this format, by its name."""
         return extension(path) in self.extensions
 
     def units(self, sizes: Mapping[str, int], chunk_rows: int) -> tuple[Unit, ...]:
-        """Units of some of its files, by their sizes in bytes: each file unless the format says otherwise."""
+        """Units of some of its files, given their sizes in bytes; one unit per file by default."""
         return tuple(Unit(path, size, (path,), (size,)) for path, size in sizes.items())
 
     def list(self, source: Collection, sizes: Mapping[str, int]) -> Listing:
-        """The listing of its files in a collection, of which there are some. Raises DataError, StorageError."""
+        """The listing of its files in a collection, which has at least one. Raises DataError, StorageError."""
         few = rows_of_a_part(sum(sizes.values()) // SMALL_IMAGE)
         return Listing(self.units(sizes, source.chunk_rows), chunk_rows=min(source.chunk_rows, few))
 
     @abstractmethod
     def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
-        """The unit's chunks but those in `skip`; see Source."""
+        """Yield the unit's chunks except those in `skip`; see Source."""
 
     def count(self, source: Collection, unit: Unit) -> int | None:
-        """Rows of a unit as its files' heads or ends tell; None where only reading does. Raises DataError."""
+        """Rows of a unit, from its files' headers or footers; None if only reading them tells. Raises DataError."""
         return None
 
     def count_labels(self, source: Collection, unit: Unit) -> Mapping[int, int]:
-        """Rows of a unit by label, of a listing with `numbered` names, without their images. Raises DataError."""
+        """Rows of a unit by label, without reading images, if the listing has `numbered` names. Raises DataError."""
         return {}
 
 
@@ -110,7 +110,7 @@ def format_named(name: str) -> Format:
 
 
 def format_of(path: str) -> Format | None:
-    """The format of a file by its name; None for one that isn't read."""
+    """The format of a file by its name; None if no format reads it."""
     name = _name_of(path)
     return None if name is None else format_named(name)
 
@@ -120,18 +120,18 @@ def _name_of(path: str) -> str | None:
 
 
 def units_of(sizes: dict[str, int], chunk_rows: int) -> tuple[Unit, ...]:
-    """Units of some files of a collection, all of one format, by their sizes in bytes."""
+    """Units of files of a collection, all of one format, given their sizes in bytes."""
     chosen = next(map(format_of, sizes), None)
     return chosen.units(sizes, chunk_rows) if chosen else ()
 
 
 def extension(path: str) -> str:
-    """The extension of a file's name, in small letters."""
+    """The extension of a file's name, in lower case."""
     return path.rpartition("/")[2].rpartition(".")[2].lower()
 
 
 def _endings(paths: Iterable[str]) -> dict[str, int]:
-    """Numbers of files by ending, the commonest first; rare endings are summed up."""
+    """Numbers of files by extension, the most common first; rare ones are added up."""
     counts = Counter(map(ending, paths)).most_common()
     shown = dict(counts[:MAX_ENDINGS])
     others = sum(count for _, count in counts[MAX_ENDINGS:])
@@ -139,7 +139,7 @@ def _endings(paths: Iterable[str]) -> dict[str, int]:
 
 
 def ending(path: str) -> str:
-    """The ending of a file's name for people, with why it isn't read, of compressed tars."""
+    """A file's extension for messages; for compressed tars, with the reason why they aren't read."""
     if compressed := _compressed(path):
         return f"{compressed} ({_COMPRESSED})"
     return f".{extension(path)}" if "." in path.rpartition("/")[2] else "without an ending"

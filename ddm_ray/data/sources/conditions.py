@@ -1,4 +1,4 @@
-"""From what a source states of an image to its condition: a label of the run's classes, or a caption."""
+"""Converts what a source states about an image to its condition: a label of the run's classes, or a caption."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -13,8 +13,8 @@ MAX_LETTERS = 2**16
 class Conditions:
     """The conditions of a run: classes by name or number, or captions.
 
-    `classes`: names that the source has for classes which the run only counts. `numbered`: names of the classes that
-    the source means by 0, 1, ...; None: numbers are the run's own labels.
+    `classes`: the source's names for classes that the run only counts. `numbered`: names of the classes that the source
+    numbers 0, 1, ...; None: its numbers are the run's labels.
     """
 
     config: DataConfig
@@ -28,7 +28,7 @@ class Conditions:
 
     @property
     def needed(self) -> bool:
-        """True if rows need a label or caption. False for runs of a single class."""
+        """True if rows need a label or caption; False for runs with a single class."""
         return self.captions or self.num_classes > 1
 
     @property
@@ -38,13 +38,13 @@ class Conditions:
 
     @property
     def counted(self) -> bool:
-        """True if the classes were only counted, not named."""
+        """True if the run only counts its classes, without names."""
         return self.config.classes_are_counted
 
     def of(self, stated: object) -> int | str:
-        """The condition that a source's label, class name or caption stands for.
+        """The condition for a source's label, class name or caption.
 
-        Raises ValueError saying why it stands for none.
+        Raises ValueError with the reason if there is none.
         """
         if self.captions:
             if not isinstance(stated, str) or not stated.strip():
@@ -76,7 +76,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Conditioned:
-    """Base of sources: the conditions of their rows, and where chunks end."""
+    """Base class of sources: the conditions of their rows, and where chunks end."""
 
     conditions: Conditions
     chunk_rows: int

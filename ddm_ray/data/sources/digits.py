@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: images that need neither a network nor a disk."""
+"""scikit-learn's handwritten digits: a source that needs neither network nor disk."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Files of a source below its root: on a disk, in an S3-compatible store, on the Hugging Face hub."""
+"""Files of a source below its root: on a disk, in an S3-compatible store, or on the Hugging Face hub."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pyarrow import NativeFile, fs
 
-from ddm_ray.data.sources.patterns import is_wild, regular, spelled_out
+from ddm_ray.data.sources.patterns import expand_braces, is_wild, regular
 from ddm_ray.data.sources.registry import SOURCES
 from ddm_ray.errors import DataError
 from ddm_ray.spelling import nearest
@@ -28,9 +28,9 @@ _QUERY = re.compile(r"\?(\w+=[^/]*)$")
 
 
 class Files:
-    """Files below a folder or prefix, or only those that a pattern (`*`, `?`, `{000..127}`, `{a,b}`) or name matches.
+    """Files below a folder or prefix, or those that match a pattern (`*`, `?`, `{000..127}`, `{a,b}`) or name.
 
-    Opened where it is first used: it travels as its URL. Raises DataError for a URL that names no kind of storage.
+    Storage is opened on first use, and pickling keeps only the URL. Raises DataError for a URL of no known storage.
     """
 
     def __init__(self, url: str):
@@ -39,7 +39,7 @@ class Files:
         self._query = ""
         if not separator or scheme == "file":
             self.remote = False
-            # Absolute at once: a worker's current folder is another.
+            # Absolute from the start, since workers have other current folders.
             path = str(Path(unquote(urlsplit(url).path) if separator else url).expanduser().absolute())
             self.url = path
         elif scheme == "s3":
@@ -63,16 +63,16 @@ class Files:
 
     @property
     def root(self) -> str:
-        """The folder or prefix that paths are below, without a slash at its end."""
+        """The folder or prefix that paths are relative to, without a slash at its end."""
         return self._split[0]
 
     @cached_property
     def _split(self) -> tuple[str, list[str], bool]:
-        """The root, the names of files below it (none: all files), and whether these are patterns."""
+        """The root, names of files below it (empty: all files), and whether these are patterns."""
         names = self._path.split("/")
         if is_wild(self._path) and (self.remote or not os.path.exists(self._path)):
             first = next(place for place, name in enumerate(names) if is_wild(name))
-            return "/".join(names[:first]), spelled_out("/".join(names[first:])), True
+            return "/".join(names[:first]), expand_braces("/".join(names[first:])), True
         with as_source_error(self.url):
             alone = self.filesystem.get_file_info(self._path or "/").type == fs.FileType.File
         return ("/".join(names[:-1]), names[-1:], False) if alone else (self._path, [], False)
@@ -88,16 +88,16 @@ class Files:
                 return fs.FileSystem.from_uri(f"s3://{bucket}{self._query or _endpoint()}")[0]
             from huggingface_hub import HfFileSystem
 
-            # A shared instance caches listings, which may have changed since.
+            # A shared instance would cache listings, which may have changed since.
             hub = HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"), skip_instance_cache=True)
             return fs.PyFileSystem(fs.FSSpecHandler(hub))
 
     def sizes(self) -> dict[str, int]:
-        """Size in bytes of every file by its path below the root, in order of the paths; hidden ones left out.
+        """Size in bytes of every file by its path below the root, sorted by path, without hidden files.
 
-        Names that begin with a dot or are in HIDDEN are hidden, with all below them. Bytes of a name that aren't UTF-8
-        are escaped. Raises DataError if there is no such root, or if a file that the pattern spells out is missing;
-        StorageError.
+        Names that start with a dot or are in HIDDEN are hidden, and so is everything below them. Bytes of a name that
+        aren't UTF-8 are escaped. Raises DataError if the root doesn't exist, or a file that the pattern names
+        literally is missing; StorageError.
         """
         root, names, _ = self._split
         with as_source_error(self.url):
@@ -109,15 +109,15 @@ class Files:
         return dict(sorted(sizes.items()))
 
     def open(self, path: str) -> NativeFile:
-        """A stream of one file's bytes."""
+        """Open a stream of a file's bytes."""
         return self.filesystem.open_input_stream(self._full(path), compression=None, buffer_size=_BUFFER)
 
     def open_anywhere(self, path: str) -> NativeFile:
-        """A file for random access."""
+        """Open a file for random access."""
         return self.filesystem.open_input_file(self._full(path))
 
     def read(self, path: str, size: int) -> bytes:
-        """One file's bytes; at most `size` + 1 of them, so that a file that has grown shows."""
+        """A file's bytes, at most `size` + 1 of them: one more than listed shows that the file has grown."""
         content = b""
         with self.filesystem.open_input_stream(self._full(path), compression=None) as stream:
             while len(content) <= size and (piece := stream.read(size + 1 - len(content))):
@@ -146,26 +146,26 @@ class Files:
             if not os.path.isdir(self._full(folder)) or not any(True for _ in _scan(self._full(folder))):
                 raise self.lost(self._full(folder))
         elif self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound or (
-            # An empty bucket exists.
+            # A bucket exists even if it is empty.
             "/" not in self.root and not self.filesystem.get_file_info(fs.FileSelector(self.root))
         ):
             raise self.lost(f"{self.scheme}://{self.root}")
 
     def lost(self, what: str) -> DataError:
-        """An error for a source that has vanished, or much of it, since it was listed."""
+        """The error for a source that has vanished, or lost much, since it was listed."""
         again = "put it back" if self.remote else "mount it again"
         return DataError(
             f"{what}: isn't there any more; {again}, then the same command goes on; or delete RUN/rows to begin again"
         )
 
     def misnamed(self, path: str) -> bool:
-        """True if a file's name isn't UTF-8: it was listed under an escaped one."""
+        """True if a file's name isn't UTF-8, so that it was listed under an escaped name."""
         name = os.fsencode(path)
         raw = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), name)
         return not self.remote and raw != name and os.path.lexists(os.fsencode(self.root) + b"/" + raw)
 
     def is_link(self, path: str) -> bool:
-        """True if a file on a disk is a symbolic link, whether or not that leads anywhere."""
+        """True if a file on a disk is a symbolic link, dangling or not."""
         return not self.remote and os.path.islink(self._full(path))
 
     def where(self, path: str) -> str:
@@ -194,7 +194,7 @@ class Files:
     def _search(
         self, folder: str, parts: list[str], listed: Callable[[str], Sequence[tuple[str, int | None]]]
     ) -> Iterator[tuple[str, int]]:
-        """Files below a folder ("" or ending in a slash) that match a pattern's parts, no deeper than it has parts."""
+        """Yield files below a folder ("" or ending in a slash) that match a pattern's parts, at most as deep."""
         part, *rest = parts
         if rest and not is_wild(part):
             yield from self._search(f"{folder}{part}/", rest, listed)
@@ -211,7 +211,7 @@ class Files:
                     yield folder + name, size
 
     def _below(self, folder: str) -> dict[str, int]:
-        """Size of every file by its path below a folder; there may be no such folder."""
+        """Size of every file below a folder by its path; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
             return dict(_walk(full, "", frozenset())) if os.path.isdir(full) else {}
@@ -220,7 +220,7 @@ class Files:
         return {path: size for path, size in files.items() if not any(map(_hidden, path.split("/")))}
 
     def _directly_in(self, folder: str) -> list[tuple[str, int | None]]:
-        """Names in a folder, with sizes of those that are files; there may be no such folder."""
+        """Names in a folder, with the sizes of files; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
             return [(name, size) for _, name, size in _scan(full)] if os.path.isdir(full) else []
@@ -233,12 +233,12 @@ class Files:
 
 
 def as_source_error(where: str) -> AbstractContextManager[None]:
-    """Turn storage's refusals into errors of one line: DataError for missing files, StorageError for the rest."""
+    """Turn storage errors into errors of one line: DataError for missing files, StorageError for the rest."""
     return as_storage_error(where, kinds=refusals(where), missing=DataError)
 
 
 def refusals(where: str) -> tuple[type[Exception], ...]:
-    """Exceptions that storage raises; the hub's connections have their own."""
+    """Exceptions that storage raises. The hub's connections raise their own."""
     if not where.startswith(HUB):
         return (OSError,)
     from huggingface_hub.errors import HTTPError
@@ -247,7 +247,7 @@ def refusals(where: str) -> tuple[type[Exception], ...]:
 
 
 def _endpoint() -> str:
-    """Query for an S3-compatible endpoint from the AWS tools' environment variables, which pyarrow ignores."""
+    """URL query for an S3-compatible endpoint from the AWS tools' environment variables, which pyarrow ignores."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if not url:
         return ""
@@ -256,7 +256,7 @@ def _endpoint() -> str:
 
 
 def _walk(folder: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    """Files with sizes; links are followed, except circular ones."""
+    """Yield files with their sizes. Follows links, except circular ones."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
@@ -269,7 +269,7 @@ def _walk(folder: str, below: str, above: frozenset[tuple[int, int]]) -> Iterato
 
 
 def _scan(folder: str) -> Iterator[tuple[str, str, int | None]]:
-    """Path, name in UTF-8, and size (None: a folder) of each entry. A dangling link is a file of 0 bytes."""
+    """Yield path, name in UTF-8, and size (None: a folder) of each entry. A dangling link counts as an empty file."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if _hidden(entry.name):
@@ -284,13 +284,13 @@ def _scan(folder: str) -> Iterator[tuple[str, str, int | None]]:
 
 
 def _forms() -> str:
-    """Words on all that `data.source` may be."""
+    """Describe all forms of `data.source`."""
     *others, last = (form for name in SOURCES for form in SOURCES[name].forms)
     return f"a folder, a URI (s3://BUCKET/..., hf://datasets/OWNER/NAME), {', '.join(others)} or {last}"
 
 
 def _near(path: str) -> str:
-    """A guess which entry of the nearest folder that exists, or which name of what is made here, a path meant."""
+    """Suggest the entry of the nearest existing folder, or the named source, that a path may have meant."""
     folder, _, name = path.rpartition("/")
     if os.path.isdir(folder or "/"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A folder of images, each class in a folder of its own."""
+"""A folder of images, with a folder per class."""
 
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ LOST_LINK = "a link to a file that isn't there"
 
 
 class Folder(Format):
-    """See Format. A class's images lie in a folder of its name; those of a single class may lie anywhere."""
+    """See Format. A class's images lie in a folder of its name; with a single class they may lie anywhere."""
 
     plural = "images"
     about = "images, those of each class in a folder of its own"
@@ -27,7 +27,7 @@ class Folder(Format):
     one_image_each = True
 
     def units(self, sizes: Mapping[str, int], chunk_rows: int) -> tuple[Unit, ...]:
-        """Ranges of the files, one chunk each: of at most `chunk_rows` files, and fewer where these make few ranges."""
+        """Ranges of the files, one chunk each: at most `chunk_rows` files, and fewer if that gave only a few ranges."""
         files = list(sizes)
         chunk_rows = min(chunk_rows, rows_of_a_part(len(files)))
         width = len(str(len(files)))
@@ -42,14 +42,14 @@ class Folder(Format):
         )
 
     def list(self, source: Collection, sizes: Mapping[str, int]) -> Listing:
-        """See Format; classes are the names of the folders where the run only counts its classes."""
+        """See Format. If the run only counts its classes, they are named by the folders."""
         classes = _classes([*sizes], source.conditions, source.files.url)
         return Listing(self.units(sizes, source.chunk_rows), classes, rows=len(sizes))
 
     def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
-        """See Format. A file that is gone, changed or can't be read is a row with a problem.
+        """See Format. A file that is missing, changed or unreadable gives a row with a problem.
 
-        Raises DataError if not the file but the source is gone: by `check_missing`, or for most files of a chunk.
+        Raises DataError if the source, not a file, is missing: see `check_missing`; or most files of a chunk are.
         """
         for number, (start, stop) in enumerate(pairwise([0, *cuts(unit.sizes, source.chunk_rows)])):
             if number not in skip:
@@ -58,9 +58,9 @@ class Folder(Format):
 
 
 def _classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, ...] | None:
-    """Names of the folders, where the run only counts its classes; None if they are the run's own.
+    """Names of the folders, if the run only counts its classes; None if they are the run's own class names.
 
-    Raises DataError for folders that are no class, for more of them than classes, and for none though there are any.
+    Raises DataError for folders that aren't classes, for more folders than classes, and if there are no folders.
     """
     if conditions.captions:
         raise DataError(f"data.source {url!r}: a folder has no captions; give WebDataset tars or parquet files")
@@ -73,7 +73,7 @@ def _classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, .
         raise DataError(f"data.source {url!r}: no folders in it; put {each}, unless all are of one class", fix)
     names = set(conditions.config.class_names)
     if not conditions.counted or names & set(folders):
-        # Every image of a misspelt class would be left out.
+        # Otherwise every image of a misspelt class would be left out.
         if strays := sorted(set(folders) - names):
             without = sorted(names - set(folders))
             raise DataError(
@@ -89,7 +89,7 @@ def _classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, .
 
 
 def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -> list[Encoded]:
-    # Other machines' round trips overlap; a disk's own are too short for that to pay.
+    # Overlaps round trips to other machines; a local disk's are too short to gain from it.
     with ThreadPoolExecutor(THREADS if files.remote else 1) as pool:
         rows = list(pool.map(lambda file: _row(files, file[0], file[1], conditions), listed))
     gone = [row for row in rows if row.problem in (GONE, LOST_LINK)]

@@ -1,4 +1,4 @@
-"""A first look at a source on this disk: what is in it, and whether a run can be made of that. Reads little."""
+"""A first look at a source on this disk: its contents, and whether a run can use them. Reads little."""
 
 import io
 from collections import Counter
@@ -21,14 +21,14 @@ from ddm_ray.remedies import Begin
 from ddm_ray.spelling import amount
 
 IMAGES = 12
-"""Images that are looked at: spread over a folder, else the first ones of some files."""
+"""Images to look at: spread over a folder, else the first ones of some files."""
 PLACES = 4
-"""Files of many images, at most, that are looked into."""
+"""Maximum files of many images to look into."""
 COUNTED = 256
-"""Files of many images, at most, whose rows are counted by their heads or ends."""
+"""Maximum files of many images to count rows in, by their headers or footers."""
 NAMES = 8
 TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
-"""Endings of photographs that aren't read."""
+"""Extensions of photographs that can't be read."""
 
 
 ItemT = TypeVar("ItemT")
@@ -36,7 +36,7 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True)
 class SourceLook:
-    """Contents of a source: `lines` on it, `warnings`, and for images in folders the number in each (`folders`)."""
+    """The contents of a source: `lines`, `warnings`, and for images in folders the number in each (`folders`)."""
 
     lines: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -44,10 +44,10 @@ class SourceLook:
 
 
 def look(config: RunConfig) -> SourceLook:
-    """Look at the run's source: list it, and read the heads of a few images.
+    """Look at the run's source: list it, and read the headers of a few images.
 
-    Raises DataError for what `prepare` would stumble over: a source that is missing, of another kind or without images,
-    labels that don't fit, fewer images than clusters or components; and StorageError.
+    Raises DataError for problems that would stop `prepare`: a source that is missing, of an unknown kind or without
+    images, labels that don't fit, fewer images than clusters or components; and StorageError.
     """
     source = open_source(config.data)
     listing = source.list()
@@ -61,7 +61,7 @@ def look(config: RunConfig) -> SourceLook:
     alone = chosen is not None and chosen.one_image_each
     if alone:
         folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
-    count = rows_of(source, listing)
+    count = count_listed_rows(source, listing)
     if count is not None:
         lines[0] += "" if alone else f", {count:,} rows"
         _require_enough(config, source.files.url, count)
@@ -96,8 +96,8 @@ def look(config: RunConfig) -> SourceLook:
     return SourceLook(tuple(lines), tuple(warnings), folders)
 
 
-def rows_of(source: Source, listing: Listing) -> int | None:
-    """Rows of a source, usable or not, as its listing or its files' heads and ends tell; None where neither does."""
+def count_listed_rows(source: Source, listing: Listing) -> int | None:
+    """Rows of a source, usable or not, from its listing or its files' headers and footers; None if neither tells."""
     if listing.rows is not None or not isinstance(source, Collection) or len(listing.units) > COUNTED:
         return listing.rows
     chosen, total = format_of(listing.units[0].files[0]), 0
@@ -109,19 +109,19 @@ def rows_of(source: Source, listing: Listing) -> int | None:
     return total
 
 
-def count_rows(config: DataConfig) -> int | None:
-    """Rows of the configured source, usable or not; None where only reading tells: tars, what isn't on this disk."""
+def count_source_rows(config: DataConfig) -> int | None:
+    """Rows of the configured source, usable or not; None if only reading tells (tars), or it isn't on this disk."""
     if not is_here(config.source):
         return None
     try:
         source = open_source(config)
-        return rows_of(source, source.list())
+        return count_listed_rows(source, source.list())
     except (ConfigError, DataError, StorageError):
-        return None  # preparing says so
+        return None  # `prepare` reports the error
 
 
 def _require_enough(config: RunConfig, url: str, count: int) -> None:
-    """Raise DataError for fewer images than the embedder has components, or than there are clusters."""
+    """Raise DataError if there are fewer images than components of the embedder, or than clusters."""
     train = int(count * (1 - config.data.heldout))
     clusters, embedder = config.partition.num_clusters, config.embedder
     if train < clusters:
@@ -162,7 +162,7 @@ def _first_rows(source: Source, listing: Listing, unit: Unit, count: int) -> Ite
 
 
 def _heads(rows: list[Encoded]) -> tuple[list[tuple[int, int]], list[tuple[str, str]]]:
-    """Width and height of images by their heads, and ids of rows that can't be used, each with its problem."""
+    """Width and height of images from their headers, and ids of rows that can't be used, each with its problem."""
     sizes, problems = [], []
     for row in rows:
         problem = row.problem

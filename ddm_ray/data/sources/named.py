@@ -1,4 +1,4 @@
-"""Sources that a word names, without files: made here, or what an installed package ships."""
+"""Sources that a word names, without files: generated here, or shipped with an installed package."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator
@@ -16,11 +16,11 @@ from ddm_ray.errors import DataError
 
 @dataclass(frozen=True)
 class NamedSource(Conditioned, ABC):
-    """Base of sources that a word names; see Source. Each has a line in `SOURCES`, or is an entry point.
+    """Base class of sources that a word names; see Source. Each has a line in `SOURCES`, or is an entry point.
 
-    `forms`: what `data.source` may be for it, `stripes`, `stripes:NUMBER` or both; a number is the third argument of
-    its constructor. `about`: a line of help. `credit`: words on whose the pictures are, which rows keep for whoever
-    shows them or samples learnt from them.
+    `forms`: the possible values of `data.source`, `stripes`, `stripes:NUMBER` or both; the number is the third argument
+    of the constructor. `about`: a line of help. `credit`: the pictures' authors and licence, which is stored with the
+    rows, to be shown with the pictures and with samples learnt from them.
     """
 
     forms: ClassVar[tuple[str, ...]]
@@ -37,7 +37,7 @@ class NamedSource(Conditioned, ABC):
 
     @classmethod
     def of(cls, source: str, conditions: Conditions, chunk_rows: int) -> Self:
-        """The source as it is configured. Raises DataError for a number that it doesn't take, or lacks."""
+        """The configured source. Raises DataError for a number that it doesn't take, or lacks."""
         word, colon, written = source.partition(":")
         numbered = next((form for form in cls.forms if ":" in form), None)
         if not colon and word in cls.forms:
@@ -51,7 +51,7 @@ class NamedSource(Conditioned, ABC):
         return make(conditions, chunk_rows, int(count))
 
     def encoded(self, row_id: str, pixels: np.ndarray, stated: int | str, scene: str | None = None) -> Encoded:
-        """A row of some pixels, as a PNG file, with its label, class name or caption."""
+        """A row of pixels, encoded as a PNG file, with its label, class name or caption."""
         try:
             condition = self.conditions.of(stated)
         except ValueError as problem:
@@ -62,7 +62,7 @@ class NamedSource(Conditioned, ABC):
 def named_source(source: str) -> type[NamedSource] | None:
     """The class of a configured source that a word names; None for a file, folder or URI. Raises DataError."""
     word, _, rest = source.partition(":")
-    # Paths and URIs are no names, and most sources are some: told without a look at what is installed.
+    # Most sources are paths and URIs. They are recognised without looking up installed packages.
     if rest.startswith("//") or "/" in word or not word:
         return None
     if word in SOURCES:

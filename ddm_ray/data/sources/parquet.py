@@ -25,37 +25,37 @@ IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")
 TEXTS = ("text", "caption", "prompt")
 BATCH_ROWS, BATCH_BYTES = 64, 32 * 2**20
-"""Maximum rows that are read at once, and size of their values."""
+"""Maximum rows per read, and size of their values."""
 MORE_BY_VALUES = 1.5
-"""Share of CHUNK_FILE_BYTES at which a chunk is full by its values, though it isn't by the footer's mean of them."""
+"""A chunk that isn't full by the footer's mean size ends once its values reach this share of CHUNK_FILE_BYTES."""
 NAMES_BYTES = 2**22
-"""Maximum size of the metadata of a schema that names of classes are read from."""
+"""Maximum size of schema metadata to read class names from."""
 _BUFFER = 2**22
 
 
 class Parquet(Format):
-    """See Format: of the Hugging Face layout, or any with a column of encoded images."""
+    """See Format. Files in the Hugging Face layout, or any with a column of encoded images."""
 
     plural = "parquet files"
     about = "parquet files: a column of encoded images, and one of labels, class names or captions"
     extensions = frozenset({"parquet"})
 
     def list(self, source: Collection, sizes: Mapping[str, int]) -> Listing:
-        """See Format; numbers mean the classes that the first file names: another one must agree when it is read."""
+        """See Format. Numbers stand for the classes that the first file names; `read` checks that other files agree."""
         listing = super().list(source, sizes)
         numbered = _named_numbers(source.files, listing.units[0], source.conditions)
         return replace(listing, classes=numbered if source.conditions.counted else None, numbered=numbered)
 
     def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
-        """See Format; a file is read from its beginning.
+        """See Format. A file is read from its beginning.
 
-        Not `by_values`: chunks end by the footer alone, and row groups whose every row is skipped aren't read.
+        Without `by_values`, chunks end by the footer alone, and row groups with only skipped rows aren't read.
         """
         files, conditions, (path,), (size,) = source.files, source.conditions, unit.files, unit.sizes
         files.check(path, size)
         where = files.where(path)
         with _as_data_error(where):
-            # Page by page through a buffer of fixed size: a row group may be larger than memory.
+            # Reads page by page through a buffer of fixed size, since a row group may be larger than memory.
             file = pq.ParquetFile(
                 files.open_anywhere(path), pre_buffer=False, buffer_size=_BUFFER, page_checksum_verification=True
             )
@@ -64,7 +64,7 @@ class Parquet(Format):
                 image, condition = _columns(file.schema_arrow, conditions, where)
                 named = _class_names(file.schema_arrow, condition)
                 if None not in (named, conditions.numbered) and named != conditions.numbered:
-                    raise DataError(f"{where}: numbers its classes otherwise than the first file; make them agree")
+                    raise DataError(f"{where}: numbers its classes differently from the first file; make them agree")
                 _check_counts(file.metadata, where)
                 chunk_rows = min(source.chunk_rows, _rows_that_fill(file.metadata))
             unread = () if source.by_values else skip
@@ -73,13 +73,13 @@ class Parquet(Format):
             yield from chunked(rows, chunk_rows, skip, max_bytes)
 
     def count(self, source: Collection, unit: Unit) -> int:
-        """Rows of a file, by its footer. Raises DataError."""
+        """Rows of a file, from its footer. Raises DataError."""
         where = source.files.where(unit.files[0])
         with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
             return int(pq.read_metadata(opened).num_rows)
 
     def count_labels(self, source: Collection, unit: Unit) -> Mapping[int, int]:
-        """See Format; only the column of labels is read."""
+        """See Format. Reads only the column of labels."""
         where = source.files.where(unit.files[0])
         with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
             file = pq.ParquetFile(opened)
@@ -89,10 +89,10 @@ class Parquet(Format):
 
 
 def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str, ...] | None:
-    """Names of the classes that numbers in a file stand for, if its schema says so; None: they are the run's labels.
+    """Names of the classes that numbers in a file stand for, if its schema has them; None: numbers are labels.
 
-    They are also where no class has a name that the run's have: the run calls them otherwise. Raises DataError if only
-    some have, and for more classes than a run counts that names none.
+    Numbers are the run's labels also if no name is one of the run's: the run calls the classes otherwise. Raises
+    DataError if only some names are the run's, and for more classes than a run counts that names none.
     """
     where = files.where(unit.files[0])
     with _as_data_error(where), files.open_anywhere(unit.files[0]) as file:
@@ -119,9 +119,9 @@ def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[st
 
 
 def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:
-    """Names of the classes 0, 1, ... in a column of numbers, as data sets of Hugging Face tell them; None: not told.
+    """Names of the classes 0, 1, ... in a column of numbers, from a Hugging Face data set's metadata; None: not there.
 
-    Their library writes the features into the schema's metadata, as JSON (datasets, `Features.arrow_schema`).
+    The library `datasets` writes the features into the schema's metadata, as JSON (`Features.arrow_schema`).
     """
     data = (schema.metadata or {}).get(b"huggingface", b"")
     if column is None or not 0 < len(data) <= NAMES_BYTES or _is_text(schema.field(column).type):
@@ -154,7 +154,7 @@ def _rows(
             row = stop
             continue
         with _as_data_error(f"{where}, row group {group}"):
-            # A dictionary has a value once, which may be as large as the group, and rows have it again and again.
+            # A dictionary stores a value once, as large as the group perhaps, and every row may repeat it.
             batch_rows = max(1, min(BATCH_ROWS, chunk_rows, BATCH_BYTES // max(1, metadata.total_byte_size)))
             for batch in file.iter_batches(batch_rows, [group], columns):
                 for encoded in _encoded(batch, *names, f"{path}/", row, conditions):
@@ -168,10 +168,10 @@ def _rows(
 
 
 def _rows_that_fill(metadata: pq.FileMetaData) -> int:
-    """Rows that fill CHUNK_FILE_BYTES, by the footer's mean over the row group where they are largest.
+    """Rows that fill CHUNK_FILE_BYTES, by the footer's mean over the row group with the largest rows.
 
     The footer decides, since chunks must be the same whether or not a row group is skipped. Its metadata of columns
-    isn't used: where that is damaged, pyarrow aborts the process.
+    isn't used, since pyarrow aborts the process if that is damaged.
     """
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
@@ -179,7 +179,7 @@ def _rows_that_fill(metadata: pq.FileMetaData) -> int:
 
 
 def _check_counts(metadata: pq.FileMetaData, where: str) -> None:
-    """Raises DataError where the footer's numbers of rows, by which rows get their ids, contradict each other."""
+    """Raises DataError if the footer's numbers of rows contradict each other, since rows get their ids by them."""
     groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     if sum(groups) != metadata.num_rows or min(groups, default=0) < 0:
         raise DataError(f"{where}: its footer's numbers of rows don't agree; fetch it again")
@@ -221,7 +221,7 @@ def _value(scalar: pa.Scalar) -> object:
 
 
 def _columns(schema: pa.Schema, conditions: Conditions, where: str) -> tuple[str, str | None]:
-    """Names of the columns of images and, where needed, of conditions."""
+    """Names of the columns of images and, if needed, of conditions."""
     config = conditions.config
     images = [field.name for field in schema if _holds_images(field.type)]
     image = _column(schema, images, config.image_column, IMAGES, "image_column", "encoded images", where)
@@ -230,7 +230,7 @@ def _columns(schema: pa.Schema, conditions: Conditions, where: str) -> tuple[str
     usual, what = (TEXTS, "texts") if conditions.captions else (CLASSES, "labels")
     fits = _is_text if conditions.captions else _is_label
     named = [field.name for field in schema if fits(field.type)]
-    # A column of numbers or texts may have any meaning, so its type alone doesn't make it the condition.
+    # A column of numbers or texts may mean anything, so its type alone doesn't make it the condition.
     fitting = [name for name in named if name in (*usual, config.condition_column)]
     return image, _column(schema, fitting, config.condition_column, usual, "condition_column", what, where)
 

@@ -1,4 +1,4 @@
-"""Patterns of paths: `*` and `?` within a name, `**/` for any folders, `{a,b}` and `{000..127}` for all they name."""
+"""Patterns of paths: `*` and `?` within a name, `**/` for any folders, `{a,b}` and `{000..127}` for alternatives."""
 
 import re
 from itertools import product
@@ -12,8 +12,8 @@ def is_wild(text: str) -> bool:
     return bool(_WILD.search(text))
 
 
-def spelled_out(pattern: str) -> list[str]:
-    """All texts that `{a,b}` and `{000..127}` stand for, in order."""
+def expand_braces(pattern: str) -> list[str]:
+    """All texts that a pattern's `{a,b}` and `{000..127}` expand to, in order."""
     parts = _BRACES.split(pattern)
     choices = [[text] if index % 2 == 0 else _choices(text) for index, text in enumerate(parts)]
     return ["".join(chosen) for chosen in product(*choices)]

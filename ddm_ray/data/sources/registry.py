@@ -1,11 +1,11 @@
-"""Sources and formats of files by their names: ours, and those of other installed packages.
+"""Sources and file formats by name: our own, and those of other installed packages.
 
-Each is a class, and a line in one of the tables here. A package of one's own has that line in its pyproject.toml:
+Each is a class, with a line in one of the tables here. Another package has that line in its pyproject.toml:
 
     [project.entry-points."ddm_ray.sources"]
     stripes = "my_package.stripes:Stripes"
 
-A configuration names one, and can name no module: only what is installed on this machine is ever imported.
+A configuration can name a source but not a module, so only what is installed on this machine is ever imported.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,9 +24,9 @@ KindT = TypeVar("KindT")
 
 
 class Registry(Generic[KindT]):
-    """Classes by name: a table of ours, each as `module:class`, and the entry points of a group.
+    """Classes by name: a table of our own, each as `module:class`, and the entry points of a group.
 
-    A class is imported when it is first asked for. Other packages are looked for only where a name is none of ours.
+    A class is imported on first use. Other packages are searched only for names that aren't ours.
     """
 
     def __init__(self, group: str, ours: Mapping[str, str]):
@@ -42,13 +42,13 @@ class Registry(Generic[KindT]):
         yield from self._others
 
     def __getitem__(self, name: str) -> type[KindT]:
-        """The class of a name. Raises DataError for one of another package that can't be imported."""
+        """The class of a name. Raises DataError if another package's class can't be imported."""
         entry = self._entries.get(name) or self._others[name]
         try:
             return cast(type[KindT], entry.load())
         except Exception as error:
             if name in self._entries:
-                raise  # no user can mend it
+                raise  # a bug of ours: no remedy for users
             raise DataError(
                 f"{name}: {entry.value}, of the package {_package(entry)}, can't be imported"
                 f" ({one_line(error, 200)}); mend it, or uninstall it"
@@ -56,7 +56,7 @@ class Registry(Generic[KindT]):
 
     @cached_property
     def _others(self) -> dict[str, EntryPoint]:
-        """Entries of other packages by name, in order. Raises DataError for a name that is registered twice."""
+        """Entry points of other packages by name, sorted. Raises DataError for a name that is registered twice."""
         entries: dict[str, EntryPoint] = {}
         for entry in sorted(entry_points(group=self.group), key=lambda entry: entry.name):
             if entry.name in entries or entry.name in self._entries:
@@ -77,7 +77,7 @@ SOURCES: "Registry[NamedSource]" = Registry(
         "shapes": "ddm_ray.data.sources.shapes:Shapes",
     },
 )
-"""Sources without files, by the word that `data.source` begins with."""
+"""Sources without files, by the first word of `data.source`."""
 FORMATS: "Registry[Format]" = Registry(
     "ddm_ray.formats",
     {
@@ -86,7 +86,7 @@ FORMATS: "Registry[Format]" = Registry(
         "parquet": "ddm_ray.data.sources.parquet:Parquet",
     },
 )
-"""Formats of files, by the value of `data.format`."""
+"""File formats, by the value of `data.format`."""
 MOVED = frozenset({"emoji", "domains", "patches", "idx"})
-"""Names in configurations of older runs that were ours."""
+"""Names in configurations of older runs that used to be ours."""
 MOVED_TO = "is of the package ddm-ray-study, which isn't installed: pip install ./study, in a copy of ddm-ray's source"

@@ -1,4 +1,4 @@
-"""Procedural shapes: pictures that need neither a network nor a disk."""
+"""Procedural shapes: a source that needs neither network nor disk."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Shapes(NamedSource):
-    """`count` pictures of 12 families in colour, 16x16 pixels: label = family. Row i is made from (seed, i) alone.
+    """`count` pictures of 12 families in colour, 16x16 pixels: label = family. Row i depends on (seed, i) alone.
 
-    A family has a shape and, for the most part, colours of its own; place, size, colour and noise vary.
+    A family has its own shape and mostly its own colours; place, size, colour and noise vary.
     """
 
     forms = ("shapes:NUMBER",)
@@ -61,13 +61,13 @@ class Shapes(NamedSource):
 
 
 def draw(seed: int, index: int) -> tuple[np.ndarray, int]:
-    """One of the shapes: pixels_HWC uint8, and its family 0..11."""
+    """Draw a shape: pixels_HWC uint8, and its family 0..11."""
     generator = stream(seed, index)
     family = int(generator.integers(len(FAMILIES)))
     x, y, size, phase, hue, light, *_ = generator.random(6)
     noise_HWC = generator.normal(0.0, 10.0, (SIDE, SIDE, 3))
     mask_HW = _mask(family, 7.5 + 3 * (x - 0.5), 7.5 + 3 * (y - 0.5), 4.5 + 1.5 * size, int(phase * 2))
-    # Neighbours in the list, often alike in shape, are far apart in colour.
+    # Families next to each other in the list are often alike in shape, so they get very different colours.
     turn = (5 * family % len(FAMILIES)) / len(FAMILIES) + 0.04 * (hue - 0.5)
     angle = 2 * np.pi * (turn + np.arange(3) / 3)
     ink_C = 128 + 110 * np.cos(angle)
@@ -80,7 +80,7 @@ _Y_HW, _X_HW = np.mgrid[:SIDE, :SIDE]
 
 
 def _mask(family: int, x: float, y: float, size: float, phase: int) -> np.ndarray:
-    """mask_HW bool of a family's shape, by its centre, half its extent, and the shift of repeating patterns."""
+    """mask_HW bool of a family's shape, from its centre, half its extent, and the shift of repeating patterns."""
     dx_HW, dy_HW = _X_HW - x, _Y_HW - y
     far_HW = np.maximum(abs(dx_HW), abs(dy_HW))
     inside_HW = far_HW <= size

@@ -1,4 +1,4 @@
-"""WebDataset tars: consecutive members of one key are a sample, their extensions say what they are."""
+"""WebDataset tars: consecutive members with one key form a sample; their extensions tell their roles."""
 
 import json
 import tarfile
@@ -30,12 +30,12 @@ _BEFORE_MEMBERS = {
     tarfile.SOLARIS_XHDTYPE,
 }
 _PIECE = 2**18
-# Raised by tarfile at odd headers, beside its own errors.
+# tarfile raises these for odd headers, besides its own errors.
 _ODD = (ValueError, OverflowError, KeyError, RecursionError)
 
 
 class WebDataset(Format):
-    """See Format. A tar is read in one pass over a stream of it; one that ends early ends in a row that says so."""
+    """See Format. A tar is read in one pass as a stream. One that ends early gives a last row that says so."""
 
     plural = "tars"
     about = "WebDataset tars: of each sample an image, and its class or caption as .cls, .txt or .json"
@@ -65,7 +65,7 @@ class _Counted:
 
 @dataclass(frozen=True)
 class _Refused:
-    """A member that isn't read, and why."""
+    """A member that isn't read, and the reason."""
 
     problem: str
 
@@ -73,7 +73,7 @@ class _Refused:
 @dataclass
 class _Sample:
     key: str
-    members: dict[str, bytes | None] = field(default_factory=dict)  # no content: not needed, or none
+    members: dict[str, bytes | None] = field(default_factory=dict)  # None: without content, or not needed
     problem: str | None = None
 
 
@@ -84,7 +84,7 @@ def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Ite
             counts[sample.key] = counts.get(sample.key, 0) + 1
             row = _row(f"{path}/{sample.key}", sample, conditions)
             if counts[sample.key] > 1:
-                # No other row has this id: a key's last name has no dot in it.
+                # The id is unique: the last part of a key has no dot in it.
                 row = Encoded(f"{row.id}….{counts[sample.key]}", None, None, "its key comes twice in the tar")
             yield row, min(1.0, stream.place / max(1, size))
     except tarfile.TarError as error:
@@ -93,7 +93,7 @@ def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Ite
 
 
 def _samples(stream: _Counted, size: int, conditions: Conditions) -> Iterator[_Sample]:
-    """Samples in the tar's order. A tar that ends early gives its whole samples, then raises tarfile.TarError."""
+    """Yield samples in the tar's order. A tar that ends early gives its complete samples, then tarfile.TarError."""
     sample: _Sample | None = None
     try:
         for key, extension, content in _members(stream, size, conditions):
@@ -113,7 +113,7 @@ def _samples(stream: _Counted, size: int, conditions: Conditions) -> Iterator[_S
 
 
 def _members(stream: _Counted, size: int, conditions: Conditions) -> Iterator[tuple[str, str, bytes | _Refused | None]]:
-    """Key, extension and content of all files in a tar; no content for links, devices and what isn't needed."""
+    """Yield key, extension and content of all files in a tar; None for links, devices and files that aren't needed."""
     key, key_bytes, misnamed = "", 0, False
     try:
         with tarfile.open(
@@ -125,7 +125,7 @@ def _members(stream: _Counted, size: int, conditions: Conditions) -> Iterator[tu
             errors="backslashreplace",
         ) as tar:
             while (member := tar.next()) is not None:
-                # It would remember them all.
+                # The tar object would keep all members in memory.
                 tar.members, tar.pax_headers = [], {}  # type: ignore[attr-defined]
                 if member.too_long:  # type: ignore[attr-defined]
                     misnamed = True
@@ -133,7 +133,7 @@ def _members(stream: _Counted, size: int, conditions: Conditions) -> Iterator[tu
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
                 base, _, extension = name.partition(".")
                 base = base or ("…" if misnamed else "")
-                # WebDataset's own rule: __something__ is about the tar.
+                # A rule of WebDataset: members named __something__ describe the tar.
                 if member.isdir() or not base or (base.startswith("__") and base.endswith("__")):
                     continue
                 before, key, extension = key, _utf8(f"{folder}/{base}" if folder else base), extension.lower()
@@ -154,7 +154,7 @@ def _members(stream: _Counted, size: int, conditions: Conditions) -> Iterator[tu
 def _content(
     tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, limit: int, left: int, size: int
 ) -> bytes | _Refused | None:
-    """Content of a member of a tar of `size` bytes, if it has at most `limit` and leaves its sample some."""
+    """The content of a member of a tar of `size` bytes, unless it exceeds `limit`, or `left` is below 0."""
     if member.issparse():
         return _Refused(f"its {extension} is a sparse file, which isn't read; pack it without holes")
     if not 0 <= member.size <= size - member.offset_data:
@@ -178,7 +178,7 @@ def _is_image(extension: str, conditions: Conditions) -> bool:
 
 
 def _plain(conditions: Conditions) -> str:
-    """Extension of members that are a condition as a plain text."""
+    """Extension of members that hold a condition as plain text."""
     chosen = conditions.config.condition_column
     return chosen.lower() if chosen else "txt" if conditions.captions else "cls"
 
@@ -188,7 +188,7 @@ def _utf8(name: str) -> str:
 
 
 def _nothing_follows(tar: tarfile.TarFile) -> None:
-    """Raises tarfile.ReadError for data, or more zeros than padding, after the end: holes of a partial download."""
+    """Raises tarfile.ReadError for data, or more zeros than padding, after the end: gaps of a partial download."""
     source: Any = tar.fileobj
     while piece := source.read(_PIECE):
         if any(piece):
@@ -200,7 +200,7 @@ def _nothing_follows(tar: tarfile.TarFile) -> None:
 class _Header(tarfile.TarInfo):
     """A member's header; a damaged or missing one is an error rather than the end of the tar.
 
-    Nothing that is as long as it says itself is taken into memory: `too_long` ones of names and fields are members.
+    A name or field larger than HEADER_BYTES isn't read into memory: it is passed on as a member with `too_long` set.
     """
 
     too_long = False
@@ -218,7 +218,7 @@ class _Header(tarfile.TarInfo):
         return header
 
     def _proc_sparse(self, tar: Any) -> "_Header":
-        """Pass over the map of the file's parts, without keeping it."""
+        """Skip the map of a sparse file's parts, without keeping it."""
         _, goes_on, _ = self._sparse_structs  # type: ignore[attr-defined]
         while goes_on:
             block = tar.fileobj.read(tarfile.BLOCKSIZE)
@@ -229,7 +229,7 @@ class _Header(tarfile.TarInfo):
         return self
 
     def _proc_gnusparse_10(self, following: "_Header", fields: object, tar: object) -> None:
-        """Leave the map, which begins the content, to be skipped with it."""
+        """Leave the map, which starts the content, to be skipped with it."""
         following.sparse = b""
 
 
@@ -254,7 +254,7 @@ def _image(members: dict[str, bytes | None], conditions: Conditions) -> bytes:
 
 
 def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
-    """The label, class name or caption that a sample states; None if none."""
+    """The label, class name or caption that a sample states; None if it states none."""
     if not conditions.needed:
         return None
     chosen, plain = conditions.config.condition_column, _plain(conditions)

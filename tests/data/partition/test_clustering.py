@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score
 from ddm_ray.core.balance import capacity
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.assignment import assign_rows
-from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit, pooled_pixels
+from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit_clustering, pooled_pixels
 from ddm_ray.data.partition.passes import InProcess
 from ddm_ray.data.partition.sample import LowestKeys, RowSample
 from ddm_ray.data.schema import images
@@ -28,7 +28,7 @@ def quiet(share: float, note: str) -> None:
 def clusters_by_id(run: Run) -> tuple[dict[str, int], np.ndarray]:
     """Each row's cluster, and the counts of training rows."""
     reader = RowsReader(run, ROWS)
-    clustering = fit(reader, quiet, InProcess())[0] if run.config.partition.by_kmeans else None
+    clustering = fit_clustering(reader, quiet, InProcess())[0] if run.config.partition.by_kmeans else None
     assigned = assign_rows(reader, clustering, quiet, InProcess())
     ids = read_artifact(run, ROWS, ["id"])["id"].to_pylist()
     cluster_N = np.concatenate([*map(assigned.clusters, reader.parts(None, quiet))])
@@ -94,7 +94,7 @@ def test_balanced_clusters_are_the_nearest_that_have_room_and_split_by_key(tmp_p
     # Small groups stay whole: only the rows beyond the bound of the large one move.
     for group in (1, 2, 3):
         assert len(set(cluster_N[truth.group_N == group])) == 1
-    centroids = fit(RowsReader(run, ROWS), quiet, InProcess())[0].centroids
+    centroids = fit_clustering(RowsReader(run, ROWS), quiet, InProcess())[0].centroids
     fine_N = ((truth.embeddings_ND[:, None] - centroids.fine_FD) ** 2).sum(-1).argmin(1)
     key_N = shuffle_keys(truth.ids)
     split = [fine for fine in np.unique(fine_N) if len(set(cluster_N[fine_N == fine])) > 1]
@@ -112,7 +112,7 @@ def test_nearest_by_fine_or_by_coarse(tmp_path):
     for nearest in ("coarse", "fine"):
         run = run_of(str(tmp_path / nearest), truth, *FOUR, f"partition.nearest={nearest}")
         by_nearest[nearest] = clusters_by_id(run)[0]
-        centroids = fit(RowsReader(run, ROWS), quiet, InProcess())[0].centroids
+        centroids = fit_clustering(RowsReader(run, ROWS), quiet, InProcess())[0].centroids
     by_fine_N = centroids.fine_to_coarse_F[((flat[:, None] - centroids.fine_FD) ** 2).sum(-1).argmin(1)]
     by_coarse_N = ((flat[:, None] - centroids.coarse_KD) ** 2).sum(-1).argmin(1)
     assert by_nearest["fine"] == dict(zip(truth.ids, by_fine_N.tolist(), strict=True))
@@ -239,7 +239,7 @@ def test_pooled_pixels_are_averages_and_deviations():
 
 def test_pixels_are_scaled_by_the_training_rows_and_kept_so(tmp_path):
     run = run_of(str(tmp_path / "run"), rows(), *FOUR, "partition.method=pixels")
-    clustering, num_sampled = fit(RowsReader(run, ROWS), quiet, InProcess())
+    clustering, num_sampled = fit_clustering(RowsReader(run, ROWS), quiet, InProcess())
     features = clustering.features
     table = read_artifact(run, ROWS)
     train = table.filter(np.array(table["split"].to_pylist()) == "train")

@@ -59,7 +59,7 @@ def test_two_processes_at_once_end_in_the_same_bytes(parted, tmp_path):
 def test_other_centroids_of_a_rival_count_if_they_were_first(parted, tmp_path, monkeypatch):
     """Another machine's k-means ends in other bits; its clusters are what all is made of."""
     run = copy_of(parted, tmp_path / "run", PARTITION)
-    fit = stage.fit
+    fit = stage.fit_clustering
 
     def moved(*args):
         clustering, num_sampled = fit(*args)
@@ -70,11 +70,11 @@ def test_other_centroids_of_a_rival_count_if_they_were_first(parted, tmp_path, m
 
     def fit_after_a_rival(*args):
         fitted = fit(*args)
-        monkeypatch.setattr(stage, "fit", moved)
+        monkeypatch.setattr(stage, "fit_clustering", moved)
         partition(Run.open(run.url), with_report=False)
         return fitted
 
-    monkeypatch.setattr(stage, "fit", fit_after_a_rival)
+    monkeypatch.setattr(stage, "fit_clustering", fit_after_a_rival)
     manifest = partition(run, with_report=False)
     [name] = run.require(CENTROIDS).files
     assert [*parted.require(CENTROIDS).files] != [name]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddm_ray.data.partition.file_plan import FILE_BYTES
-from ddm_ray.data.partition.ray_data import LEAST_PIECE_BYTES, MOST_GROUPS, TASKS_AT_LEAST, sizes_of_tasks
+from ddm_ray.data.partition.ray_data import MAX_GROUPS, MIN_PIECE_BYTES, MIN_TASKS_PER_CORE, sizes_of_tasks
 
 TIB = 2**40
 
@@ -13,14 +13,14 @@ TIB = 2**40
 def test_pieces_are_few_and_tasks_enough_for_all_cores(total: int, cores: int) -> None:
     group_bytes, split_bytes = sizes_of_tasks(total, cores, FILE_BYTES)
     groups, splits = -(-total // group_bytes), -(-total // split_bytes)
-    assert groups * splits <= (MOST_GROUPS + 1) ** 2
-    assert groups >= min(TASKS_AT_LEAST * cores, total, MOST_GROUPS)
+    assert groups * splits <= (MAX_GROUPS + 1) ** 2
+    assert groups >= min(MIN_TASKS_PER_CORE * cores, total, MAX_GROUPS)
     # What a task of either kind has in memory grows where there are so many bytes, or pieces so small, alone.
-    assert group_bytes <= max(FILE_BYTES, total // MOST_GROUPS)
-    assert split_bytes <= max(group_bytes, LEAST_PIECE_BYTES * (groups + 1))
+    assert group_bytes <= max(FILE_BYTES, total // MAX_GROUPS)
+    assert split_bytes <= max(group_bytes, MIN_PIECE_BYTES * (groups + 1))
 
 
 def test_a_terabyte_and_a_half_on_eight_machines() -> None:
     """150 million rows of 9,842 bytes on 128 cores: about a million pieces, of 1.4 MB each."""
     total = 150_000_000 * 9_842
-    assert sizes_of_tasks(total, 128, FILE_BYTES) == (total // MOST_GROUPS, total // MOST_GROUPS)
+    assert sizes_of_tasks(total, 128, FILE_BYTES) == (total // MAX_GROUPS, total // MAX_GROUPS)

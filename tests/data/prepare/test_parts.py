@@ -13,7 +13,7 @@ from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import list_source, prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import Unit, open_source
-from ddm_ray.data.sources.chunks import LEAST_ROWS
+from ddm_ray.data.sources.chunks import MIN_PART_ROWS
 from ddm_ray.jobs.status import status
 from ddm_ray.run.graph import ROWS
 from ddm_ray.run.run import Run
@@ -90,7 +90,7 @@ def test_a_plan_of_one_large_part_goes_on_as_it_was(tmp_path: Path, photos: Path
     run, parted = begin(tmp_path / "old", photos), begin(tmp_path / "new", photos)
     source = open_source(run.config.data)
     plan = list_source(run.config, str(photos), source, 4096)
-    assert [len(unit.files) for unit in plan.units] == [LEAST_ROWS] * 3 + [COUNT - 3 * LEAST_ROWS]
+    assert [len(unit.files) for unit in plan.units] == [MIN_PART_ROWS] * 3 + [COUNT - 3 * MIN_PART_ROWS]
     files = [(file, size) for unit in plan.units for file, size in zip(unit.files, unit.sizes, strict=True)]
     paths, sizes = zip(*files, strict=True)
     older = replace(plan, units=(Unit("0-400", sum(sizes), paths, sizes),), numbered=None)

@@ -198,7 +198,7 @@ def test_an_island_without_a_gpu_says_so(ray_cluster: str, tmp_path: Path) -> No
 
 def test_owners_prepare_their_rows_apart(ray_cluster: str, tmp_path: Path) -> None:
     run = tiny(tmp_path, "partition.method=given")
-    with pytest.raises(ConfigError, match=r"say whose rows these are \(cluster=0 to 1\)"):
+    with pytest.raises(ConfigError, match=r"name the owner of these rows \(cluster=0 to 1\)"):
         prepare(run)
     with pytest.raises(ConfigError, match="this run has clusters 0 to 1"):
         prepare(run, cluster=2, source="digits")

@@ -182,7 +182,7 @@ def test_records_that_stand_for_others_are_refused(chunks: RowsStore) -> None:
     make(chunks, 1000)
     swapped = chunks.store.read(f"{ROWS}/_parts/000000-000000.json")
     chunks.store.write(f"{ROWS}/_parts/000000-000001-last.json", swapped)
-    with pytest.raises(CorruptArtifact, match=r"000000-000001-last.json: is another's; delete /"):
+    with pytest.raises(CorruptArtifact, match=r"000000-000001-last.json: is another chunk's; delete /"):
         chunks.records(chunks.finished_keys())
 
 

@@ -81,7 +81,7 @@ def test_names_that_do_not_fit_are_refused_at_once(tmp_path: Path, config: dict[
 def test_a_file_that_numbers_its_classes_otherwise_is_named(tmp_path: Path) -> None:
     write_labelled(tmp_path / "a.parquet")
     write_labelled(tmp_path / "b.parquet", ("red", "green", "blue"))
-    with pytest.raises(DataError, match=r"b\.parquet: numbers its classes otherwise than the first file"):
+    with pytest.raises(DataError, match=r"b\.parquet: numbers its classes differently from the first file"):
         labels(tmp_path, CONFIG)
 
 

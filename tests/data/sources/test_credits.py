@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.evaluate.report import sentences
+from ddm_ray.evaluate.report import findings
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.run.graph import REPORT, ROWS
 from ddm_ray.run.manifest import NAME
@@ -28,7 +28,7 @@ def test_whoever_shows_samples_credits_the_pictures(
     evaluate(run, "one")
     shown = {
         "card": model_card(run, "monolith"),
-        "evaluation": " ".join(sentences(read_metrics(run, "one"))),
+        "evaluation": " ".join(findings(read_metrics(run, "one"))),
         "server": str(model_entry("emoji", run.config, run.credit, 2, run.config.sample)["credit"]),
     }
     assert {name for name, text in shown.items() if CREDIT in text} == (set(shown) if credit else set())

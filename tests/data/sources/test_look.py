@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from ddm_ray.config import RunConfig, load_recipe
-from ddm_ray.data.sources.chunks import LEAST_ROWS
+from ddm_ray.data.sources.chunks import MIN_PART_ROWS
 from ddm_ray.data.sources.folder import Folder
 from ddm_ray.data.sources.look import look
 from ddm_ray.errors import DataError
@@ -113,6 +113,6 @@ def test_a_folder_is_read_in_parts_that_a_kill_costs_no_more_than() -> None:
     for count in (1, 2730, 200_000, 1_000_000):
         parts = units({f"{index:07d}": 1 for index in range(count)}, 4096)
         assert [file for part in parts for file in part.files] == [f"{index:07d}" for index in range(count)]
-        assert max(len(part.files) for part in parts) <= max(LEAST_ROWS, min(4096, count // 64))
+        assert max(len(part.files) for part in parts) <= max(MIN_PART_ROWS, min(4096, count // 64))
     assert len(units({f"{index:04d}": 1 for index in range(2730)}, 4096)) == 22
     assert {len(part.files) for part in units({f"{index:03d}": 1 for index in range(640)}, 64)} == {64}
