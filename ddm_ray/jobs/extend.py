@@ -8,7 +8,7 @@ from ddm_ray.jobs.attempts import SavedState, saved_states
 from ddm_ray.jobs.job_files import list_jobs
 from ddm_ray.remedies import Begin
 from ddm_ray.run import graph
-from ddm_ray.run.extension import EXTENDED, FILE, MOST, SHARED, Extension, folder_of, untouched
+from ddm_ray.run.extension import EXTENDED, FILE, MAX_EXTENSIONS, SHARED, Extension, folder_of, untouched
 from ddm_ray.run.graph import EXTRAS, Artifact, part_of
 from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.store.store import Store
@@ -96,7 +96,7 @@ def _is_finished(run: Run, folder: str) -> bool:
 def place_of(run: Run, extension: Extension) -> str:
     """The URL of an extension, whose record is left in the first place that is free or has one like it."""
     data = extension.to_json()
-    for number in range(1, MOST + 1):
+    for number in range(1, MAX_EXTENSIONS + 1):
         url = f"{run.url}/{EXTENDED}/{number:04d}"
         store = Store(url)
         # Before run.json, without which it is no run: a killed command leaves none that looks like one of its own.
@@ -106,4 +106,4 @@ def place_of(run: Run, extension: Extension) -> str:
             if other is None or (other.steps, other.appends) != (extension.steps, extension.appends):
                 continue
         return url
-    raise StorageError(f"{run.url}/{EXTENDED}: has {MOST} extensions, and no number is left", passes=False)
+    raise StorageError(f"{run.url}/{EXTENDED}: has {MAX_EXTENSIONS} extensions, and no number is left", passes=False)
