@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ddm_ray.remedies import Fix, read_fix
-from ddm_ray.spelling import spelled_out
+from ddm_ray.spelling import escape_unprintable
 
 
 class DDMError(Exception):
@@ -26,7 +26,7 @@ class DDMError(Exception):
 
     def text(self, phrase: Callable[[Fix], str] = str) -> str:
         """Message and fix as one printable line; `phrase` puts the fix into words."""
-        return spelled_out(self.message if self.fix is None else f"{self.message}; {phrase(self.fix)}")
+        return escape_unprintable(self.message if self.fix is None else f"{self.message}; {phrase(self.fix)}")
 
     def to_fields(self) -> dict[str, Any]:
         """The error as JSON, to pass it between processes."""

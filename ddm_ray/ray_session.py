@@ -32,7 +32,7 @@ STDERR = 2
 AGAIN_SECONDS = (2.0, 10.0, 10.0, 10.0)
 """Pauses between tries to start a private Ray. Some of its parts get 30 s to start; a busy machine may need more."""
 KEPT_LOGS = 5
-"""Number of private Rays whose logs are kept."""
+"""Number of private Rays of which the logs are kept."""
 _logs = threading.Event()  # set if the logs are to be kept
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
 
@@ -212,7 +212,7 @@ def _start(folder: str, scratch: str | None) -> None:
             time.sleep(pause)
 
 
-def gpus() -> float:
+def cluster_gpus() -> float:
     """GPUs of the Ray that this process is connected to."""
     return float(ray.cluster_resources().get("GPU", 0))
 

@@ -11,7 +11,7 @@ def some(names: Collection[str], most: int = 5) -> str:
     return ", ".join(islice(names, most)) + more
 
 
-def nearest(word: str, choices: Iterable[str]) -> str | None:
+def closest_match(word: str, choices: Iterable[str]) -> str | None:
     """The choice that is most similar to a word, regardless of case; None if no choice is similar."""
     by_small_letters = {choice.lower(): choice for choice in choices}
     near = get_close_matches(word.lower(), by_small_letters, n=1, cutoff=0.7)
@@ -20,7 +20,7 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 def meant(word: str, choices: Iterable[str]) -> str:
     """`; did you mean X?` for the choice that is most similar to a word; empty if no choice is similar."""
-    near = nearest(word, choices)
+    near = closest_match(word, choices)
     return f"; did you mean {near}?" if near is not None else ""
 
 
@@ -35,10 +35,10 @@ def one_line(what: object, limit: int | None = None, *, tail: bool = False) -> s
 
 def printable(what: object, limit: int) -> str:
     """Untrusted text as one line of at most `limit` printable characters."""
-    return spelled_out(one_line(what, limit))[:limit]
+    return escape_unprintable(one_line(what, limit))[:limit]
 
 
-def spelled_out(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Untrusted text that is safe for a terminal: each character that Unicode doesn't call printable becomes its code.
 
     These are C0 and C1 controls, line ends, and marks that reverse the direction of text.

@@ -10,7 +10,7 @@ import pytest
 from tests.test_layers import modules
 
 # Rooms that share no name of a public function with another part (verbs of the command line apart), nor say FOREIGN.
-PLAIN = ("config", "core", "models", "sampling")
+PLAIN = ("config", "core", "models", "sampling", "store", "run", "jobs", "islands", "watch", "train")
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 
 

@@ -36,12 +36,16 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
       ddm islands check s3://lab/run7 --islands islands.yaml
       ddm islands check s3://lab/run7 --islands islands.yaml --island north
     """
-    from ddm_ray.jobs.versions import versions
+    from ddm_ray.jobs.versions import installed_versions
 
     run = Run.open(run_url)
     sites = chosen_islands(file, names)
     folder, interrupted = f"_probe-{uuid4().hex}", threading.Event()
-    asked = ["--note", f"{folder}/note", *(f"--expect={name}={version}" for name, version in versions().items())]
+    asked = [
+        "--note",
+        f"{folder}/note",
+        *(f"--expect={name}={version}" for name, version in installed_versions().items()),
+    ]
 
     def lines_of(island: Island) -> tuple[bool, list[str]]:
         """Return whether an island is sound, and its job's lines."""

@@ -17,7 +17,7 @@ from ddm_ray.environment import prepare_ray, quiet_pillow
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
 from ddm_ray.run.graph import EXTRAS, KINDS, Artifact, expert
-from ddm_ray.spelling import meant, spelled_out
+from ddm_ray.spelling import escape_unprintable, meant
 
 RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."
 SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.steps=500. May be given many times."
@@ -173,7 +173,7 @@ def trained(verb: str, model: str, index: int | None, num_experts: int) -> Artif
 
 def say(text: str, err: bool = False) -> None:
     """Print a line, on stdout or stderr. Whoever wrote a part of it, it says nothing else to the terminal."""
-    click.echo(spelled_out(text), err=err)
+    click.echo(escape_unprintable(text), err=err)
 
 
 def say_extensions(run: Any) -> None:
@@ -191,7 +191,7 @@ def say_extension(url: str) -> None:
 
 def warn(text: str) -> None:
     """Print a line on stderr that stands out."""
-    click.secho(spelled_out(f"warning: {text}"), fg="yellow", bold=True, err=True)
+    click.secho(escape_unprintable(f"warning: {text}"), fg="yellow", bold=True, err=True)
 
 
 def spill_folder(address: str | None, scratch: str | None) -> str | None:

@@ -37,7 +37,7 @@ def extend(run_url: str, settings: tuple[str, ...]) -> None:
     extended = begin(Run.open(run_url), parse_steps(settings))
     for artifact, step in extended.goes_on.items():
         say(f"{artifact} goes on from step {step}")
-    for artifact in extended.anew:
+    for artifact in extended.begins_again:
         warn(f"{artifact} begins again at step 0: the state that it ended with is gone")
     first = next(iter(extended.goes_on))
     say(f"run {extended.run.config.name!r} at {extended.run.url}; next: {command(extended.run.url, first)}")

@@ -36,12 +36,12 @@ def list_workers(run_url: str) -> None:
     \b
       ddm islands list s3://lab/run7
     """
-    from ddm_ray.islands.list_workers import line, list_workers
+    from ddm_ray.islands.list_workers import list_workers, worker_line
 
     run = Run.open(run_url)
     calls = list_workers(run.store)
-    for presence, lives in sorted(calls.items(), key=lambda call: call[0].id):
-        say(line(presence, lives))
+    for worker, lives in sorted(calls.items(), key=lambda call: call[0].id):
+        say(worker_line(worker, lives))
     if not calls:
         say(f"no island is at work on {run.url}; start one: ddm work {run_url} --island NAME")
 

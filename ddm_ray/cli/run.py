@@ -272,9 +272,9 @@ def _gauges(run_url: str, host: str, port: int | None) -> Callable[[list[Any]], 
     """A callback that keeps Prometheus' gauges up to date, if a port is given."""
     if port is None:
         return lambda survey: None
-    from ddm_ray.watch.gauges import Gauges, serve
+    from ddm_ray.watch.gauges import Gauges, serve_gauges
 
     gauges = Gauges(run_url)
-    serve(gauges, host, port)
+    serve_gauges(gauges, host, port)
     say(f"gauges at http://{host}:{port}/metrics", err=True)
     return gauges.update

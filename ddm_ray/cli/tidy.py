@@ -28,7 +28,7 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
       ddm tidy runs/digits --delete
       ddm tidy s3://lab/run7 --milestones --delete
     """
-    from ddm_ray.run.garbage import delete, leftovers
+    from ddm_ray.run.garbage import delete_garbage, leftovers
     from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
@@ -36,7 +36,7 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
     if left:
         _show(left)
         if delete_them:
-            delete(run, left)
+            delete_garbage(run, left)
             click.echo("deleted")
         else:
             click.echo("nothing was deleted; --delete does it")

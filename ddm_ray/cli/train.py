@@ -190,7 +190,7 @@ def _train(
 ) -> None:
     """Train artifacts on the Ray that the island, or an address, names; `gpu`: these were asked for here."""
     from ddm_ray.cores import usable_cores
-    from ddm_ray.ray_session import busy_cores, gpus, keep_logs, ray_session
+    from ddm_ray.ray_session import busy_cores, cluster_gpus, keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.launch import train_all
 
@@ -206,7 +206,7 @@ def _train(
         if private and (crowd := crowding(busy_cores(), asked, cores)):
             queued = f"; `ddm train {run.url} all` trains what is left, as many at once as have room"
             warn(crowd + (queued if len(artifacts) == 1 else ""))
-        tell_of_workers("train", site.train.use_gpu, gpus())
+        tell_of_workers("train", site.train.use_gpu, cluster_gpus())
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)

@@ -102,9 +102,9 @@ def work(
     heed_sigterm()
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
     with (
-        WorkerHeartbeat(run.store, site.name, lease, **fields) as keeper,
+        WorkerHeartbeat(run.store, site.name, lease, **fields) as heartbeat,
         LiveView(
-            f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
+            f"{run.url}, island {heartbeat.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
         ) as view,
     ):
 
@@ -129,8 +129,8 @@ def work(
             # Its row tells of the whole run; only what is committed is wholly done.
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
-        board = RunObserver(run, trained, work_of(run))
-        worker = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job)
+        observer = RunObserver(run, trained, work_of(run))
+        worker = IslandWorker(run, heartbeat, observer, train, report, require_room, leaving.is_set, job)
         end = worker.run_to_end()
     say(f"{site.name}: {end}")
     say_extensions(run)

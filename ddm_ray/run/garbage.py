@@ -63,7 +63,7 @@ def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
     return [each for each in (*left, _unfinished(run, underway)) if each.files]
 
 
-def delete(run: Run, left: Iterable[Leftover]) -> None:
+def delete_garbage(run: Run, left: Iterable[Leftover]) -> None:
     """Delete garbage. Objects that are already gone are skipped. Raises StorageError."""
     for each in left:
         for place in each.places:

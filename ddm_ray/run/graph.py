@@ -109,7 +109,7 @@ def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
     others = (each for each in trained_of(config) if each.kind != "expert")
     return (
         *beginnings_of(config),
-        *rows_of(config),
+        *row_artifacts(config),
         *shards,
         PARTITION,
         *experts_of(config),
@@ -118,8 +118,8 @@ def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
     )
 
 
-def rows_of(config: RunConfig) -> tuple[Artifact, ...]:
-    """The artifacts of rows: a single one, or one per owner if owners give their shards."""
+def row_artifacts(config: RunConfig) -> tuple[Artifact, ...]:
+    """The artifacts of prepared rows: a single one, or one per owner if owners give their shards."""
     return tuple(owner_rows(cluster) for cluster in _clusters(config)) if config.partition.given else (ROWS,)
 
 
@@ -175,7 +175,7 @@ def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
 
 
 def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
-    """The artifact to name to its stage to have this one made: the partition for its parts, but owners' shards alone."""
+    """The artifact that the stage makes to make this one: the partition for its parts, except for owners' shards."""
     part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
     return PARTITION if part else artifact
 

@@ -63,7 +63,7 @@ def exists(path: Path) -> bool:
             return False
 
 
-def sizes(root: Path) -> dict[str, int]:
+def list_sizes(root: Path) -> dict[str, int]:
     """Sizes in bytes of all entries but folders below `root`, by relative path, sorted. Raises StorageError.
 
     Links to folders are followed, each folder once. A folder that can't be listed appears as a file; `root` itself
@@ -117,7 +117,7 @@ def folders(root: Path) -> list[str]:
             raise
 
 
-def delete(root: Path) -> None:
+def delete_folder(root: Path) -> None:
     """Delete a folder and all below it. Raises StorageError."""
     shutil.rmtree(root, onerror=_unless_concurrent)
 

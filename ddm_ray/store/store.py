@@ -168,12 +168,12 @@ class Store:
         def upload() -> None:
             writer = obstore.open_writer(self._objects, self._prefix + key)
             for chunk in chunks():
-                self._heed(writer.write, chunk)
-            self._heed(writer.close)
+                self._call(writer.write, chunk)
+            self._call(writer.close)
 
         self._ask(key, upload)
 
-    def _heed(self, write: Callable[..., object], *chunk: bytes) -> None:
+    def _call(self, write: Callable[..., object], *chunk: bytes) -> None:
         """Call a writer's method. A refusal of the object store raises GenericError, as in other requests."""
         try:
             write(*chunk)
@@ -250,7 +250,7 @@ class Store:
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Size in bytes of every object below `prefix/`, by relative key, sorted. An empty prefix means all objects."""
         if self.local is not None:
-            return local_disk.sizes(self._path(prefix) if prefix else self.local)
+            return local_disk.list_sizes(self._path(prefix) if prefix else self.local)
         base = f"{self._prefix}{prefix}/" if prefix else self._prefix
         pages = partial(obstore.list, self._objects, prefix=base)
         listed = self._ask(prefix, lambda: {each["path"]: each["size"] for page in pages() for each in page})
@@ -267,7 +267,7 @@ class Store:
     def delete(self, prefix: str) -> None:
         """Delete every object below `prefix/`."""
         if self.local is not None:
-            local_disk.delete(self.local / prefix)  # object by object would leave empty folders
+            local_disk.delete_folder(self.local / prefix)  # object by object would leave empty folders
             return
         for key in self.sizes(prefix):
             self.delete_one(f"{prefix}/{key}")

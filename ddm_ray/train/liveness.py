@@ -25,7 +25,7 @@ def processor_share() -> float:
     return min(1.0, (os.cpu_count() or 1) / max(1, running))
 
 
-def main(seconds: float) -> None:
+def watch_parent(seconds: float) -> None:
     """Watch until the input ends. Time in which this process couldn't run either isn't counted: the machine slept."""
     watched, silent = os.getppid(), 0.0
     while silent < seconds:
@@ -39,4 +39,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    watch_parent(float(sys.argv[1]))

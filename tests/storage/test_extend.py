@@ -88,7 +88,7 @@ def test_a_router_of_samples_is_another_one_once_its_experts_are() -> None:
 
 def test_an_extension_inherits_what_is_finished_and_named_again_is_the_same(made: Run) -> None:
     extended = extend(made, parse_steps((MORE,)))
-    assert extended.goes_on == {expert(0): 300, expert(1): 300} and extended.anew == (MONOLITH,)
+    assert extended.goes_on == {expert(0): 300, expert(1): 300} and extended.begins_again == (MONOLITH,)
     run = extended.run
     assert run.base and run.base.url == made.url
     states = {each.artifact: each.state for each in survey(run)}
