@@ -33,7 +33,7 @@ LIST_SECONDS, LACK_SECONDS = 10.0, 30.0
 
 @dataclass(frozen=True)
 class RunView:
-    """What a worker needs for its choice: unfinished jobs, living workers, and the statuses of all jobs.
+    """The facts for a worker's choice: unfinished jobs, living workers, and the statuses of all jobs.
 
     `drained`: words on the request that drains the island, or None. `ahead`: an older living worker of the same island,
     which goes first, or None.

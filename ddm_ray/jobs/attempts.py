@@ -34,7 +34,7 @@ Folders = dict[tuple[int, str], dict[str, int]]
 MAX_ATTEMPTS = 10**9
 _ATTEMPT, _STEP = re.compile(r"[0-9]{4,9}"), re.compile(r"step-([0-9]{9,15})")
 MAX_RIVALS, RIVAL_SECONDS = 64, 0.2
-"""How many numbers a claim may lose to rivals, and the longest pause after each."""
+"""Count of numbers that a claim may lose to rivals, and the longest pause after each."""
 
 
 def attempt_number(name: str) -> int | None:

@@ -66,8 +66,8 @@ def _reached(run: Run, artifacts: list[Artifact]) -> tuple[dict[Artifact, int], 
             stateless.append(artifact)
         else:
             raise MissingArtifact(
-                f"{run.url}/{artifact} has finished, and its last state is gone, as after `ddm tidy`: weights alone"
-                f" don't continue to the same bits. Bring it back, {OTHERWISE}"
+                f"{run.url}/{artifact} has finished, and its last state is gone, as after garbage collection: weights"
+                f" alone don't continue to the same bits. Bring it back, {OTHERWISE}"
             )
     return reached, tuple(stateless)
 

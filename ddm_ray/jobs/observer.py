@@ -122,7 +122,7 @@ class Observer:
 
 
 def _outline(statuses: Iterable[Status]) -> list[tuple[object, ...]]:
-    """What is compared between two looks. If it differs, a listing may show more."""
+    """Facts that are compared between two looks. If they differ, a listing may show more."""
     jobs = [(known, known.job) for known in statuses]
     return [(known.artifact, known.state, known.silent, job and (job.attempt, job.phase)) for known, job in jobs]
 

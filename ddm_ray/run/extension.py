@@ -104,7 +104,7 @@ def shard_file(split: str, number: int, generation: int) -> str:
 
 
 def generation_of(key: str) -> int | None:
-    """How often rows had been appended when a shard's file was made; None for keys of other objects."""
+    """Count of appends before a shard's file was made; None for keys of other objects."""
     match = _SHARD_FILE.fullmatch(key)
     return int(match["generation"] or 0) if match else None
 

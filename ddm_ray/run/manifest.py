@@ -24,7 +24,7 @@ AGAIN = "delete it and run the stage again"
 
 @dataclass(frozen=True)
 class Identity:
-    """What an artifact was made from: the configuration fields that its stage reads, and its inputs' digests."""
+    """The origin of an artifact: the configuration fields that its stage reads, and its inputs' digests."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     fields: dict[str, Any]

@@ -113,7 +113,7 @@ class Run:
 
     @property
     def generation(self) -> int:
-        """How often rows have been appended, to this run or to runs that it extends."""
+        """Count of appends to this run and to the runs that it extends."""
         return (self.base.generation if self.base else 0) + (self.appends is not None)
 
     @property

@@ -75,7 +75,7 @@ class Undecided(BaseError):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long a request is repeated while a store doesn't answer. All times are in seconds.
+    """Time for which a request is repeated while a store doesn't answer. All times are in seconds.
 
     With `denials`, denied requests are repeated, too, since a revoked key may come back. A store that has never
     allowed a request is asked for at most `first_denials` seconds. obstore itself repeats a request `repeats` times

@@ -1,7 +1,7 @@
 """Membership of a job: the attempt that this world's ranks claimed together, and when they have to end it early.
 
-A newer attempt may have taken its place while this one was cut off from storage; storage may hold a request to stop;
-the machine may be about to go.
+There are three reasons: a newer attempt has superseded this one, storage has a stop request, or the machine will be
+preempted.
 """
 
 import os
