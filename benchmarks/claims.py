@@ -21,8 +21,8 @@ TRAIN = """
 import sys
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import Artifact
-from ddm_ray.train.local import train
-train(sys.argv[1], [Artifact(each) for each in sys.argv[3:]], TrainPlacement.model_validate_json(sys.argv[2]))
+from ddm_ray.train.local import train_locally
+train_locally(sys.argv[1], [Artifact(each) for each in sys.argv[3:]], TrainPlacement.model_validate_json(sys.argv[2]))
 """
 """Code of a process that trains artifacts of a run: DeepSpeed keeps the first world of one, so each has its own."""
 

@@ -72,7 +72,7 @@ def measure_look(args: argparse.Namespace, server: str, report: Report) -> None:
             for artifact in at_work:  # not through the proxy
                 beat(Attempt(made.store, artifact, ATTEMPTS), beats, beats)
             for island in islands:
-                island.tell(waits=f"{beats}")
+                island.update(waits=f"{beats}")
             since = len(wire.requests)
             for each in looks or (observer.look, calls.rows):
                 each(now)

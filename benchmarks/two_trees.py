@@ -157,7 +157,7 @@ def _training(folder: Path, settings: tuple[str, ...]) -> float:
     from tests.random_run import make_data
 
     url = make_data(str(folder / "run"), settings=settings).url
-    local.train(url, [expert(0)])
+    local.train_locally(url, [expert(0)])
     return time.perf_counter() - began
 
 

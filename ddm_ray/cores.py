@@ -1,4 +1,4 @@
-"""Cores of this machine that this process may use, and threads for a share of them."""
+"""Cores that this process may use, and the number of threads for a share of them."""
 
 import os
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 from ddm_ray.memory import control_groups
 
 WAIT_ASLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Environment in which threads that wait for each other sleep; set before torch is loaded.
+"""Environment in which threads sleep while they wait for each other. Set it before torch is loaded.
 
-Else they spin, each on a core: where others want that core, a step of a small network took 15 times as long.
+Otherwise each thread spins on a core. Where other processes needed that core, a step of a small network took 15 times
+as long.
 """
 
 # cgroup v2 and v1: mount point, controller, and the files of quota and period; v2 has both in one.
@@ -19,7 +20,7 @@ QUOTAS = (
 
 
 def usable_cores() -> int:
-    """Cores of this process's affinity or, if fewer, whole ones of its container's or batch job's quota; 1 or more."""
+    """Cores of this process's affinity, or whole cores of its container's or job's quota if these are fewer; >= 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     groups = [(group, names) for root, kind, names in QUOTAS for group in control_groups(Path(root), kind)]
     quotas = [quota for group, names in groups if (quota := _quota(group, names)) is not None]
@@ -27,9 +28,9 @@ def usable_cores() -> int:
 
 
 def threads_for(cpus: float) -> int:
-    """Threads of a process that has so many CPUs: the whole ones that are here, 1 or more.
+    """Number of threads for a process with so many CPUs: whole cores of this machine, at least 1.
 
-    No more than OMP_NUM_THREADS says, if that is set.
+    OMP_NUM_THREADS is an upper limit, if it is set.
     """
     limit = os.environ.get("OMP_NUM_THREADS", "")
     most = int(limit) if limit.isdecimal() and int(limit) else usable_cores()

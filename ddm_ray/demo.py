@@ -1,4 +1,4 @@
-"""All stages on one computer: real images in, experts trained side by side, a picture and a table out."""
+"""All stages on one computer: prepare real images, train experts side by side, draw a picture and a table."""
 
 import math
 from collections.abc import Callable
@@ -19,12 +19,12 @@ CHECKPOINT_STEPS = 100
 
 
 def demo(folder: str, recipe: str, settings: tuple[str, ...], phrase: Callable[[Fix], str] = str) -> Run:
-    """Make every artifact that `folder` still lacks, under one live view. Stages that are finished are skipped.
+    """Make every artifact that `folder` still lacks, and show a live view. Finished stages are skipped.
 
-    `phrase` puts remedies into words. Raises DriftError if the folder holds a run of another configuration, and
-    whatever the stages raise.
+    `phrase` puts remedies into words. Raises DriftError if the folder holds a run of another configuration, and the
+    errors of the stages.
     """
-    from ddm_ray.sampling.initial_weights import create_run  # torch, which no mistake waits for
+    from ddm_ray.sampling.initial_weights import create_run  # imports torch, which takes seconds
 
     run, _ = create_run(folder, load_recipe(recipe, settings))
     jobs = [*run.experts, ROUTER, MONOLITH]
@@ -52,7 +52,7 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
     from ddm_ray.train.ray.launch import train_all
 
     cores = usable_cores()
-    # All jobs at once, however few the cores: they share them, and each shows its progress from the start.
+    # All jobs train at once and share the cores, however few there are, so that each shows progress from the start.
     placement = TrainPlacement(
         resources_per_worker={"CPU": min(1.0, max(0.01, math.floor(100 * cores / len(jobs)) / 100))},
         checkpoint_steps=CHECKPOINT_STEPS,

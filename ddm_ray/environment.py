@@ -1,6 +1,6 @@
-"""Settings of the whole process, which entry points make by a call: to import a module of this package changes none.
+"""Settings of the whole process. Entry points make them by a call; an import of this package changes nothing.
 
-Ray, Serve and DeepSpeed read variables of the environment, some of them when they are imported.
+Ray, Serve and DeepSpeed read environment variables, some of them at import.
 """
 
 import os
@@ -10,14 +10,13 @@ from contextlib import contextmanager
 
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # The driver asks for no GPU, and workers set their own: keep Ray from hiding or warning about devices.
+    # The driver requests no GPU, and workers set their own. Keep Ray from hiding devices or warning about them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-# A client waits for what a replica does; Ray's own 15 is for work that gives way to all else on the machine.
+# Clients wait for replicas. Ray's default niceness of 15 suits background work.
 REPLICAS = {"RAY_worker_niceness": "0"}
-# Replicas of the ingress listen themselves, for a gateway that leads to them: a proxy and its way to a replica cost
-# more than a small image. A replica that leaves stays until the gateway knows; Serve's own 30 s are for clouds'
-# balancers.
+# Ingress replicas listen themselves, and a gateway forwards requests to them: Serve's proxy would cost more time than a
+# small image. A replica that is drained stays until the gateway knows. Serve's default of 30 s suits clouds' balancers.
 DIRECT_INGRESS = {
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
@@ -25,26 +24,26 @@ DIRECT_INGRESS = {
 
 
 def prepare_ray() -> None:
-    """Set variables that Ray reads when it starts or is joined, unless they are set."""
+    """Set variables that Ray reads when it starts or when a process joins it, unless they are set."""
     _set_defaults(RAY)
 
 
 def prepare_serve(direct_ingress: bool) -> None:
-    """Set variables that a Ray reads when it starts and Serve when it is imported; call it before both.
+    """Set variables that Ray reads when it starts and Serve when it is imported. Call it before both.
 
-    `direct_ingress`: a gateway leads to replicas that listen themselves.
+    `direct_ingress`: replicas listen themselves, behind a gateway.
     """
     _set_defaults({**RAY, **REPLICAS, **(DIRECT_INGRESS if direct_ingress else {})})
 
 
 def quiet_pillow() -> None:
-    """Ignore Pillow's warnings: decoding refuses bombs itself, and the others would come for each of many files."""
+    """Ignore Pillow's warnings. Our decoder refuses decompression bombs; other warnings would repeat for many files."""
     warnings.filterwarnings("ignore", module="PIL")
 
 
 @contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment, and put back in the end what they were."""
+    """Set environment variables, and restore their old values in the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,35 +1,35 @@
-"""Errors that a user can mend: a line that says what happened and where, and the remedy as data."""
+"""Errors that a user can mend: one line on what happened and where, and the remedy as data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from ddm_ray.remedies import Fix, read_fix
-from ddm_ray.spelling import spelled_out
+from ddm_ray.spelling import escape_unprintable
 
 
 class DDMError(Exception):
     """Base of all errors that the command line prints as one line, without a traceback.
 
-    `message` says what happened and where, `fix` what mends it, which the message may say itself where it is prose.
-    `passes` is true if it may be over when the same is tried again later, with nothing mended: `KIND_PASSES` of most.
+    `message` says what happened and where. `fix` says what mends it; a message may also contain its remedy as prose.
+    `passes` is true if a later try may succeed without a repair. Its default is the class's `KIND_PASSES`.
     """
 
     KIND_PASSES = False
 
     def __init__(self, message: str, fix: Fix | None = None):
-        super().__init__(message)  # all that unpickling calls this with; the rest comes with the attributes
+        super().__init__(message)  # unpickling passes the message only and restores the other attributes itself
         self.message, self.fix, self.passes = message, fix, self.KIND_PASSES
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, phrase: Callable[[Fix], str] = str) -> str:
-        """Message and fix as one line, which others may have written; `phrase` puts the fix into words."""
-        return spelled_out(self.message if self.fix is None else f"{self.message}; {phrase(self.fix)}")
+        """Message and fix as one printable line; `phrase` puts the fix into words."""
+        return escape_unprintable(self.message if self.fix is None else f"{self.message}; {phrase(self.fix)}")
 
     def to_fields(self) -> dict[str, Any]:
-        """The error as JSON, for a border that no exception crosses."""
+        """The error as JSON, to pass it between processes."""
         fix: Any = self.fix
         if fix is not None and not isinstance(fix, str):
             fix = {"do": type(fix).__name__, **asdict(fix)}
@@ -37,7 +37,7 @@ class DDMError(Exception):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "DDMError":
-        """Read what `to_fields` wrote: an error of its kind, else of this one. A fix that can't be read is left out."""
+        """The error that `to_fields` wrote. An unknown kind becomes this class; an unreadable fix is left out."""
         kind = globals().get(str(fields.get("kind")))
         known = kind if isinstance(kind, type) and issubclass(kind, DDMError) else cls
         error = known(str(fields["error"]), read_fix(fields.get("fix")))
@@ -55,7 +55,10 @@ class RunError(DDMError):
 
 
 class StorageError(DDMError):
-    """Storage that refuses: no permission, no space, no network. It passes if nobody has to mend a key or make room."""
+    """Storage refuses: no permission, no space, no network.
+
+    It passes unless a person must mend a key or free space.
+    """
 
     KIND_PASSES = True
 
@@ -85,11 +88,11 @@ class DataError(DDMError):
 
 
 class SamplingError(DDMError):
-    """A request for images that can't be met: strategy, solver, steps, labels, guidance."""
+    """A request for images has an invalid strategy, solver, steps, label or guidance."""
 
 
 class ExpertCountError(SamplingError):
-    """Router, prior and experts that don't speak of the same number of experts."""
+    """Router, prior and experts disagree about the number of experts."""
 
 
 class TimeError(SamplingError):
@@ -97,43 +100,43 @@ class TimeError(SamplingError):
 
 
 class NotFiniteError(SamplingError):
-    """An expert or the router answered NaN or infinity."""
+    """The output of an expert or the router contains NaN or infinity."""
 
 
 class NullConditionError(SamplingError):
-    """Guidance, or an unconditional image, asked of models that were trained without a null condition."""
+    """A request needs a null condition (guidance, or no condition), and the models were trained without one."""
 
 
 class TrainingError(DDMError):
-    """A training job that stopped for a reason that trying again won't mend."""
+    """A training job stopped for a reason that another attempt won't mend."""
 
 
 class Preempted(TrainingError):
-    """A training worker's machine is about to be taken away, or its group to grow; the state is saved."""
+    """A training worker's machine will be preempted, or its group will grow; the state is saved."""
 
     KIND_PASSES = True
 
 
 class GaveUp(TrainingError):
-    """A launch that lost its workers, or whatever started them, too often in a row; nobody knows if it is hopeless."""
+    """A launch lost its workers, or the process that starts them, too often in a row. A later launch may succeed."""
 
     KIND_PASSES = True
 
 
 class Superseded(TrainingError):
-    """An attempt, and with it its launch, whose place a newer attempt has taken.
+    """A newer attempt has taken the place of an attempt, which ends, and its launch too.
 
-    `by_its_own_launch`: that is one of the same launch, which goes on with it. It doesn't pass: whoever tried again
-    would take the job back, and two that are started again and again would do so for ever.
+    `by_its_own_launch`: the newer attempt belongs to the same launch, which goes on with it. The error doesn't pass:
+    a launch that tried again would take the job back, and two such launches would do so for ever.
     """
 
     by_its_own_launch = False
 
 
 class Stopped(TrainingError):
-    """A launch that ends because somebody asked for it on storage; what it had trained is saved.
+    """A launch ends because of a stop request on storage; its state is saved.
 
-    It passes where the launch alone was asked to end, and not where nobody is to train the artifact.
+    It passes if the request concerns this launch only. It doesn't pass if the artifact is not to be trained at all.
     """
 
 
@@ -142,11 +145,11 @@ class OutOfMemory(TrainingError):
 
 
 class RayError(DDMError):
-    """A Ray cluster that has not what a job asks of it, or asks for another token."""
+    """A Ray cluster lacks resources that a job needs, or requires another token."""
 
 
 class RayAway(RayError):
-    """There is no Ray cluster at the address, it was lost meanwhile, or the nodes of a slice aren't back."""
+    """There is no Ray cluster at the address, it was lost, or the nodes of a slice aren't back yet."""
 
     KIND_PASSES = True
 

@@ -1,11 +1,11 @@
-"""Exit codes of a command, by which whoever starts commands knows what to do."""
+"""Exit codes of commands, which tell a launcher or a scheduler what to do next."""
 
 import os
 
 from ddm_ray.errors import DDMError
 
 EXIT_NEVER, EXIT_AGAIN = 1, os.EX_TEMPFAIL
-"""Exit codes of a command that failed: in vain until something is mended; to be tried again later (75)."""
+"""Exit codes of a failed command: it fails again until something is mended (1), or it may be tried again later (75)."""
 
 
 def exit_code(error: BaseException) -> int:

@@ -1,14 +1,14 @@
-"""Memory that this process takes, and that it could still take, in bytes."""
+"""Memory that this process uses, and memory that is still free, in bytes."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 KEEP_FREED_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-"""Environment that tells glibc to give a batch or a step the memory of the one before, and the system none of it.
+"""Environment in which glibc reuses freed memory for the next batch or step instead of returning it to the system.
 
-Else it comes from the system anew, page by page: a fifth of a CPU's time where a small network embeds many rows, and
-half of a training step's where a large one sees few.
+Otherwise the system maps it again, page by page. That took a fifth of the CPU time where a small network embeds many
+rows, and half of a training step where a large network sees few.
 """
 
 GROUPS = "/proc/self/cgroup"
@@ -20,7 +20,7 @@ LIMITS = (
 
 
 def free_bytes() -> float:
-    """Free memory of this machine or, if less, the rest of this container's or batch job's limit."""
+    """Free memory of this machine or, if that is less, of this container or batch job."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         free = 1024 * _table(meminfo)["MemAvailable"]
@@ -31,7 +31,7 @@ def free_bytes() -> float:
 
 
 def total_bytes() -> float:
-    """Memory of this machine or, if less, this container's or batch job's limit; whoever uses it."""
+    """Memory of this machine, used or free, or the limit of this container or batch job if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [group / limit for root, kind, limit, *_ in LIMITS for group in control_groups(Path(root), kind)]
     texts = [limit.read_text().strip() for limit in limits if limit.exists()]
@@ -39,7 +39,10 @@ def total_bytes() -> float:
 
 
 def taken_bytes(name: str) -> int:
-    """A size of this process by its name in Linux: VmRSS, VmHWM (the peak of VmRSS), VmData. OSError elsewhere."""
+    """A memory size of this process by its name on Linux: VmRSS, VmHWM (the peak of VmRSS), VmData.
+
+    Raises OSError on other systems.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
@@ -51,7 +54,7 @@ def reset_peak() -> None:
 
 
 def control_groups(root: Path, kind: str) -> list[Path]:
-    """The folders of this process's control group and of those around it; the outermost one if it is unknown."""
+    """The folders of this process's control group and its parents; only the outermost one if the group is unknown."""
     path = ""
     if Path(GROUPS).exists():
         lines = (line.split(":", 2) for line in Path(GROUPS).read_text().splitlines())

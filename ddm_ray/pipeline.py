@@ -1,4 +1,4 @@
-"""DDMPipeline: images from a finished run in three lines, in the manner of a diffusers pipeline. No Ray.
+"""DDMPipeline: images from a finished run in three lines, with the interface of a diffusers pipeline and without Ray.
 
 Shapes: B images, C channels, H, W, S steps, K experts.
 """
@@ -40,14 +40,15 @@ from ddm_ray.sampling.run_models import (
 from ddm_ray.sampling.steps import TENSORS, StepCallback, StepEnds, tensor_inputs
 
 MAX_DECODED = 8
-"""Latents that an autoencoder decodes at once; it takes far more memory than they do."""
+"""Number of latents that an autoencoder decodes at once. It takes far more memory than the latents."""
 
 
 class DDMPipeline:
     """Samples from a mixture of experts, or from one model, in this process.
 
-    `class_names`: of labels 0, 1, ...; `defaults`: settings that a call leaves out; `text_encoder` for models of texts,
-    `latents` for models of latents. Raises ExpertCountError, SamplingError for what doesn't fit together.
+    `class_names`: names of labels 0, 1, ... `defaults`: settings of calls that leave them out. `text_encoder`: for
+    models of texts. `latents`: for models of latents. Raises ExpertCountError and SamplingError for components that
+    don't fit together.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class DDMPipeline:
 
     @property
     def interrupt(self) -> bool:
-        """True if the last call is to end, or has ended, before its next step: set `_interrupt` for that."""
+        """True if the last call ends, or has ended, before its next step. Set `_interrupt` to make it end."""
         return self._interrupt
 
     @property
@@ -102,13 +103,13 @@ class DDMPipeline:
         dtype: SamplingPrecision | None = None,
         torch_dtype: SamplingPrecision | None = None,
     ) -> Self:
-        """A run's finished models, every byte verified; without its router if that isn't finished yet.
+        """Load a run's finished models and verify every byte. The router is left out if it isn't finished yet.
 
-        `offload` keeps two experts on the device, the others in files ("disk") or in the "host"'s memory. `dtype`, by
-        its former names `torch_dtype` and `precision` too: torch.float32, bfloat16 or float16 ("fp32", "bf16", "fp16"),
-        the networks' and the text encoder's, by default bf16 on a GPU that has it; images, and the autoencoder, stay in
-        float32. Raises RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder it
-        can't find.
+        `offload` keeps two experts on the device, and the others in files ("disk") or in host memory ("host").
+        `dtype` (also `torch_dtype` or `precision`, its former names) is that of the networks and the text encoder:
+        torch.float32, bfloat16 or float16, or "fp32", "bf16", "fp16". The default is bf16 on a GPU that supports it,
+        else float32. Images and the autoencoder stay in float32. Raises RunError, MissingArtifact, CorruptArtifact,
+        and ConfigError for a text encoder or autoencoder that can't be found.
         """
         if model not in get_args(ModelKind):
             raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
@@ -138,10 +139,10 @@ class DDMPipeline:
         precision: SamplingPrecision | None = None,
         **others: Any,
     ) -> Self:
-        """From a folder that `save_pretrained` wrote. `dtype`: see `from_run`.
+        """Load a folder that `save_pretrained` wrote. `dtype`: see `from_run`.
 
-        Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights; SamplingError for arguments of diffusers'
-        that say nothing here.
+        Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights, and SamplingError for arguments of
+        diffusers that have no meaning here.
         """
         foreign.refuse_arguments(others, foreign.LOADING)
         if others:
@@ -158,16 +159,16 @@ class DDMPipeline:
         )
 
     def save_pretrained(self, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write all of it in diffusers' layout (sampling.pretrained): model_index.json, a folder a component.
+        """Write the pipeline in diffusers' layout (sampling.pretrained): model_index.json and a folder per component.
 
-        `overwrite`: an export that is there makes way; files beside it that no export wrote stay.
+        `overwrite`: replace an earlier export. Files that no export wrote stay.
         """
         pretrained.save(self.components, folder, overwrite)
 
     def to(self, *places: Any, device: Any = None, dtype: SamplingPrecision | None = None) -> Self:
-        """This pipeline with its networks on a device, in a dtype (see `from_run`), or both, in any form of torch's.
+        """Move the networks to a device, to a dtype (see `from_run`), or both, with the arguments of `torch.Tensor.to`.
 
-        SamplingError for a device that isn't there, another dtype, and for experts that are offloaded.
+        Raises SamplingError for a missing device, an unsupported dtype, and for experts that are offloaded.
         """
         place, weights = arguments.destination(places, device, dtype)
         self.components = relocation.move_components(
@@ -176,9 +177,9 @@ class DDMPipeline:
         return self
 
     def enable_model_cpu_offload(self, gpu_id: int | None = None, device: Any = None) -> None:
-        """Keep experts in host memory, two of them at a time on the device; a GPU, unless it is named.
+        """Keep experts in host memory, and two of them at a time on the device, by default a GPU.
 
-        For a moment it takes twice their memory; opened with offload="host" they take it once.
+        The call needs twice the experts' memory for a moment; `from_run(..., offload="host")` needs it once.
         """
         if device is None and not torch.cuda.is_available():
             raise SamplingError(
@@ -190,11 +191,11 @@ class DDMPipeline:
         self.components = relocation.offloaded(self.components, place)
 
     def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:
-        """A bar of tqdm's, by what `set_progress_bar_config` said; none by default where nobody sees a terminal."""
+        """A tqdm bar with the settings of `set_progress_bar_config`. By default it shows only on a terminal."""
         return tqdm(iterable, total=total, **{"disable": None, **self._progress_bar_config})
 
     def set_progress_bar_config(self, **config: Any) -> None:
-        """Arguments of tqdm's for the bar of later calls, such as disable=True."""
+        """Set tqdm's arguments for the bar of later calls, such as disable=True."""
         self._progress_bar_config = config
 
     def __repr__(self) -> str:
@@ -230,22 +231,22 @@ class DDMPipeline:
         progress: Callable[[float, str], None] | None = None,
         **settings: Any,
     ) -> DDMOutput | tuple[Images]:
-        """Images of `prompt` (texts; or names of classes, where models know classes) or of `class_labels` (names
-        or numbers); "" or None among several is unconditional.
+        """Sample images of `prompt` (texts, or names of classes) or of `class_labels` (names or numbers).
 
-        `settings`: the fields of SamplingSettings (strategy, guidance_scale, solver ...), the pipeline's defaults
-        where they are left out or None; `num_inference_steps` is diffusers' name of `steps`. `seeds`: one an image, or
-        the first of consecutive ones; else drawn, from `generator` (or one an image) if there is one. An image depends
-        on its own seed alone, not on its batch. `latents` (B, C, H, W), standard normal, take the place of the noise
-        that seeds draw; these still draw experts. `negative_prompt`, of models of texts: guidance leads away from it,
-        not from the empty prompt. `clusters`: one a prompt, for strategy oracle. "pil" gives L or RGB images, "pt"
-        float32 (B, C, H, W) and "np" (B, H, W, C) in [0, 1], "latent" the models' own output.
+        In a list, "" and None are unconditional. `settings`: fields of SamplingSettings (strategy, guidance_scale,
+        solver ...); a field that is left out or None takes the pipeline's default. `num_inference_steps` is diffusers'
+        name of `steps`. `seeds`: one per image, or the first of consecutive seeds; by default they are drawn, from
+        `generator` (one, or one per image) if given. An image depends only on its own seed, not on its batch.
+        `latents` (B, C, H, W), standard normal, replace the noise of the seeds, which still choose experts.
+        `negative_prompt`, for models of texts: guidance leads away from it instead of the empty prompt. `clusters`:
+        one per prompt, for strategy oracle. `output_type`: "pil" gives L or RGB images, "pt" float32 (B, C, H, W) and
+        "np" (B, H, W, C) in [0, 1], "latent" the models' own output.
 
-        `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` hears of each step of each batch, with t in
-        [0, 1] and images as they are at its end, on the models' device; latents in the dict that it returns are taken
-        up. It may set `_interrupt`: images are then as they are, those that weren't begun noise. `progress` is called
-        with the share that is done and a note. With `return_dict` False a tuple has the images alone. SamplingError for
-        what can't be met.
+        `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` is called after each step of each batch, with t
+        in [0, 1] and the images on the models' device. If it returns a dict with latents, these replace the images.
+        It may set `_interrupt`: then unfinished images are returned as they are, and images not yet begun as noise.
+        `progress` is called with the finished share and a note. If `return_dict` is False, the result is a tuple of
+        the images. Raises SamplingError for invalid arguments.
         """
         foreign.refuse_arguments(settings, foreign.ARGUMENTS)
         self._require_output(output_type)
@@ -297,7 +298,7 @@ class DDMPipeline:
         )
 
     def label(self, label: Label) -> int:
-        """The models' number of a class given by name or number; None is the null condition."""
+        """The number of a class that is given by name or number; None is the null condition."""
         return label_of(self.components, label)
 
     def _require_output(self, output_type: str) -> None:

@@ -1,4 +1,4 @@
-"""Placement: WHERE and HOW a stage runs. Never part of a run's identity: change it as you like."""
+"""Placement: WHERE and HOW a stage runs. It is never part of a run's identity, so it may change at any time."""
 
 import json
 import math
@@ -15,16 +15,16 @@ from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Give
 from ddm_ray.submitted import submitted_job
 
-# What Ray itself counts; any other resource is one that nodes were started with: --resources '{"island-a": 4}'.
+# Resources that Ray knows itself. Nodes are started with any others: --resources '{"island-a": 4}'.
 PREDEFINED = ("CPU", "GPU", "memory", "object_store_memory")
-# Minutes between saved states where nothing is said: a state of 3 billion parameters is 48 GB.
+# Default minutes between saved states. A state of 3 billion parameters is 48 GB.
 MINUTES = 5.0
-MOST_JSON = 10_000
+MAX_JSON = 10_000
 USE_GPU = Field(default=False, description="one GPU a worker; nccl in place of gloo")
 
 
 class Workers(StrictModel):
-    """Number of workers of a job: at least `min`, at most `max`, as many as there are nodes for."""
+    """Number of workers of a job: as many as there are nodes for, from `min` to `max`."""
 
     min: PositiveInt
     max: PositiveInt
@@ -42,7 +42,7 @@ class Workers(StrictModel):
 
 
 class TrainPlacement(StrictModel):
-    """Placement of a training job: workers, what they ask of Ray, their memory and states. Defaults suit a laptop."""
+    """Placement of a training job: workers, their resources, memory and states. The defaults suit a laptop."""
 
     workers: Workers = Field(
         default=Workers(min=1, max=1),
@@ -145,7 +145,7 @@ class TrainPlacement(StrictModel):
             if amount <= 0:
                 raise ValueError(f"resources_per_worker.{name} must be above 0, got {amount}")
             if name not in PREDEFINED and amount % 1:
-                # Ray counts the workers that fit by dividing and rounding down, which fractions of 0.1 or so upset.
+                # Ray divides and rounds down to count the workers that fit, which errs for fractions such as 0.1.
                 raise ValueError(
                     f"resources_per_worker.{name} must be a whole number, got {amount}: workers on a slice are counted"
                     f" in whole ones; give its nodes more {name}"
@@ -160,22 +160,22 @@ class TrainPlacement(StrictModel):
 
     @property
     def minutes_between_states(self) -> float:
-        """Minutes after which a state is due by the clock, whatever steps say; infinite where steps alone say when."""
+        """Minutes after which a state is due; infinite if states are saved by steps alone."""
         return MINUTES if self.checkpoint_minutes is None else self.checkpoint_minutes or math.inf
 
     @property
     def asked(self) -> dict[str, float]:
-        """Resources that a worker takes, by their names in Ray."""
+        """Resources of one worker, by their names in Ray."""
         return ({"GPU": 1.0} if self.use_gpu else {}) | self.resources_per_worker
 
     @property
     def slices(self) -> tuple[str, ...]:
-        """Custom resources that bind its workers to a slice of a cluster: the nodes that were started with them."""
+        """Custom resources that bind workers to a slice of a cluster: the nodes that were started with them."""
         return tuple(name for name in self.resources_per_worker if name not in PREDEFINED)
 
 
 class PreparePlacement(StrictModel):
-    """Placement of the preparation of rows: the actors that embed and encode them."""
+    """Placement of the stage that prepares rows: the actors that embed and encode them."""
 
     use_gpu: bool = USE_GPU
     embedders: PositiveInt | None = Field(
@@ -228,16 +228,16 @@ class _Site(StrictModel):
 
 
 class Island(_Site):
-    """A Ray cluster, or a slice of one, that trains and prepares by itself; by default this machine."""
+    """A Ray cluster, or a slice of one, that prepares and trains on its own. The default is this machine."""
 
     name: str = ""
     train: TrainPlacement = TrainPlacement()
     prepare: PreparePlacement = PreparePlacement()
 
     def ray(self, address: str | None = None) -> tuple[str | None, str | None]:
-        """Address of the Ray to join, and the file that has its token, None for what the environment says.
+        """Address of the Ray to join, and the file with its token. None leaves either to the environment.
 
-        The `address` that somebody gave goes first, then the cluster of the submitted job that this process is.
+        An explicit `address` comes first, then the cluster of the submitted job that this process is.
         """
         if address:
             return address, self.token_file
@@ -245,9 +245,9 @@ class Island(_Site):
         return (own, None) if own else (self.address, self.token_file)
 
     def to_json(self) -> str:
-        """The fields of islands.yaml that a job on this island needs and that aren't default ones, as JSON.
+        """The fields of islands.yaml that a job on this island needs, as JSON without defaults.
 
-        A job is told no address, token or storage: it is where it is.
+        Address, token and storage are left out, since the job runs on the island itself.
         """
         site = self.model_dump(include={"price_per_hour"}, exclude_defaults=True)
         prepare = self.prepare.model_dump(exclude_defaults=True)
@@ -257,12 +257,12 @@ class Island(_Site):
     def from_json(cls, name: str, text: str) -> "Island":
         """The island of this name that `to_json` wrote. Raises ConfigError for anything else."""
         try:
-            return _IslandFields.model_validate_json(text[:MOST_JSON]).island(name)
+            return _IslandFields.model_validate_json(text[:MAX_JSON]).island(name)
         except ValidationError as error:
             raise ConfigError(f"placement of island {name}: {invalid_fields(error, _IslandFields)}") from None
 
     def require_run(self, run_url: str) -> None:
-        """Raise ConfigError for a run that isn't below the island's storage."""
+        """Raise ConfigError if the run isn't below the island's storage."""
         if self.storage is None:
             return
         storage, run = _resolved(os.path.expanduser(self.storage)), _resolved(run_url)
@@ -271,10 +271,10 @@ class Island(_Site):
 
 
 class _IslandFields(_Site, TrainPlacement, PreparePlacement):
-    """An island as islands.yaml has it: all fields side by side."""
+    """An island as islands.yaml describes it, with all fields on one level."""
 
     def island(self, name: str) -> Island:
-        """The island of this name, with a record each for what trains and for what prepares."""
+        """The island of this name, with one record for training and one for preparation."""
 
         def fields_of(record: type[BaseModel]) -> dict[str, Any]:
             return {field: getattr(self, field) for field in record.model_fields}
@@ -303,9 +303,9 @@ def load_islands(path: str) -> dict[str, Island]:
 
 
 def load_island(path: str | None, name: str | None) -> Island:
-    """The named island of an islands.yaml (its only one may go unnamed); no path: this machine.
+    """The named island of an islands.yaml, or this machine if there is no path. A single island needs no name.
 
-    Raises ConfigError for an unreadable file, an unknown key, or an island that the file doesn't name.
+    Raises ConfigError for an unreadable file, an unknown key, or an unknown island.
     """
     if path is None:
         if name is not None:
@@ -321,6 +321,6 @@ def load_island(path: str | None, name: str | None) -> Island:
 
 
 def _resolved(url: str) -> PurePath:
-    """The path of a local folder, as a store opens it, or a URI as if it were one, to compare by parents."""
+    """The path of a local folder as a store opens it, or a URI as a path, to compare their parents."""
     path = unquote(urlsplit(url).path) if url.startswith("file://") else url
     return PurePosixPath(path) if "://" in path else Path(path).resolve()

@@ -1,8 +1,8 @@
-"""Every name that Ray and DeepSpeed don't promise to keep and that this package uses, with what it stands in for.
+"""Private names of Ray and DeepSpeed that this package uses, each with the reason.
 
-Written for Ray 2.59 and 2.60 and DeepSpeed 0.19. Nothing is imported before it is asked for.
-`tests/test_ray_internals.py` names what another version has moved: objects (INTERNALS), and the variables and options
-that would be ignored without a word (SETTINGS).
+They are those of Ray 2.59 and 2.60 and of DeepSpeed 0.19. A module is imported only when its object is used.
+`tests/test_ray_internals.py` finds what another version has moved: objects (INTERNALS), and variables and options
+that it would silently ignore (SETTINGS).
 """
 
 import inspect
@@ -19,7 +19,7 @@ _CALLBACKS = "ray.train.v2._internal.callbacks"
 
 @dataclass(frozen=True)
 class Internal:
-    """The object `name` of a module of theirs; `uses` are the methods, fields, parameters or texts of it relied on."""
+    """The object `name` of a module. `uses`: the methods, fields, parameters or texts of it that we rely on."""
 
     module: str
     name: str
@@ -27,7 +27,7 @@ class Internal:
     uses: tuple[str, ...] = ()
 
     def get(self) -> Any:
-        """The object. Raises RayError where the library that is installed has it no longer."""
+        """The object. Raises RayError if the installed library doesn't have it."""
         try:
             return attrgetter(self.name)(import_module(self.module))
         except (ImportError, AttributeError):
@@ -36,7 +36,7 @@ class Internal:
             raise RayError(f"{name} has no {self.module}.{self.name}; install the version in constraints.txt") from None
 
     def lacks(self) -> list[str]:
-        """Names of `uses` that the object doesn't have any more. Raises RayError if it is gone itself."""
+        """Names of `uses` that the object no longer has. Raises RayError if the object itself is gone."""
         ray_object = self.get()
         missing = [use for use in self.uses if not hasattr(ray_object, use)]
         if not missing:
@@ -58,12 +58,12 @@ DATASETS_CALLBACK = Internal(
 CLEANER_CALLBACK = Internal(
     f"{_CALLBACKS}.placement_group_callback",
     "PlacementGroupCleanerCallback",
-    "a start without an actor that takes a living controller for dead where a busy state API doesn't list it",
+    "a start without an actor that takes a living controller for dead if a busy state API doesn't list it",
 )
 ERRORS_PRINTED = Internal(
     "ray._private.worker",
     "_worker_logs_enabled",
-    "an option of ray.init by which its errors aren't printed: of each lost worker a paragraph of guesses",
+    "an option of ray.init that keeps it from printing a paragraph of guesses for each lost worker",
 )
 COORDINATOR = Internal(
     "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator",
@@ -72,14 +72,14 @@ COORDINATOR = Internal(
     ("cancel_request",),
 )
 COORDINATOR_NAME = "AutoscalingCoordinator"
-CONFIG = Internal("ray._raylet", "Config", "a second ray.init that heeds a changed environment", ("initialize",))
+CONFIG = Internal("ray._raylet", "Config", "a second ray.init that reads a changed environment", ("initialize",))
 TOKEN_LOADER = Internal(
     "ray._raylet", "AuthenticationTokenLoader", "ray.init with a token", ("instance", "reset_cache")
 )
 SERVE_CLIENT = Internal(
     "ray.serve.context",
     "_get_global_client",
-    "an API that tells where replicas listen; Serve's REST API does, which needs a dashboard",
+    "an API for the addresses of replicas; Serve's REST API has them, but needs a dashboard",
 )
 SERVE_CLIENT_FIELDS = Internal("ray.serve._private.client", "ServeControllerClient", "as above", ("_controller",))
 SERVE_CONTROLLER = Internal(
@@ -90,7 +90,7 @@ _STAGE_1_2 = "deepspeed.runtime.zero.stage_1_and_2"
 ZERO_1_2 = Internal(
     _STAGE_1_2,
     "DeepSpeedZeroOptimizer",
-    "shards of values, moments and EMA as DeepSpeed holds them, with which a state has no other layout",
+    "access to the shards of values, moments and EMA, so that a state has DeepSpeed's own layout",
     (
         *("single_partition_of_fp32_groups", "update_lp_params", "_hp_mapping"),
         *("buffered_reduce_fallback", "average_tensor"),
@@ -112,7 +112,7 @@ FRAGMENT = Internal(
     ("lp_fragment_address", "hp_fragment_address", "param_group_index"),
 )
 FORWARD_STACK = Internal(
-    "deepspeed.runtime.zero.parameter_offload", "FWD_MODULE_STACK", "an engine that lets go of its model when destroyed"
+    "deepspeed.runtime.zero.parameter_offload", "FWD_MODULE_STACK", "an engine that releases its model when destroyed"
 )
 COMPATIBLE_OPS = Internal("deepspeed.ops", "__compatible_ops__", "a setting not to compile an operator")
 SHM_COMM = Internal("deepspeed.ops.op_builder.cpu.comm", "ShareMemCommBuilder", "as above", ("deepspeed_shm_comm",))
@@ -123,12 +123,12 @@ INTERNALS = {name: value for name, value in globals().items() if isinstance(valu
 
 
 CORE = "core"
-"""In place of a module: Ray's programs that aren't Python."""
+"""Stands for a module where Ray's C++ programs read a setting."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable of the environment, or an option, that `module` reads; `without` it, were it renamed: what happens."""
+    """An environment variable, or an option, that `module` reads. `without` says what happens if it is renamed."""
 
     name: str
     module: str
@@ -136,33 +136,33 @@ class Setting:
 
 
 _TRAIN_CONSTANTS, _SERVE_CONSTANTS = "ray.train.v2._internal.constants", "ray.serve._private.constants"
-_COUNTERS = "Ray tells its counters on all addresses, with no token"
+_COUNTERS = "Ray serves its counters on all addresses, without a token"
 SETTINGS = (
     Setting("RAY_ADDRESS", "ray._private.ray_constants", "a command starts a private Ray"),
-    Setting("RAY_AUTH_MODE", CORE, "a Ray answers all who reach it"),
+    Setting("RAY_AUTH_MODE", CORE, "a Ray answers requests without a token"),
     Setting("RAY_AUTH_TOKEN", CORE, "a Ray doesn't start"),
     Setting("RAY_AUTH_TOKEN_PATH", CORE, "a Ray doesn't start"),
     Setting("RAY_enable_metrics_collection", CORE, _COUNTERS),
     Setting("DASHBOARD_METRIC_PORT", "ray.dashboard.consts", _COUNTERS),
     Setting("AUTOSCALER_METRIC_PORT", "ray.autoscaler._private.constants", _COUNTERS),
     Setting("RAY_USAGE_STATS_ENABLED", "ray._common.usage.usage_constants", "usage is reported"),
-    Setting("_temp_dir", "ray._private.worker", "a private Ray's files are everybody's"),
+    Setting("_temp_dir", "ray._private.worker", "other users can read a private Ray's files"),
     Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "ray._private.accelerators.accelerator", "drivers see no GPU"),
     Setting("RAY_JOB_CONFIG_JSON_ENV_VAR", "ray._private.runtime_env.constants", "a relative RUN is accepted in a job"),
     Setting("RAY_JOB_STOP_WAIT_TIME_S", "ray.dashboard.modules.job.job_supervisor", "a stopped job saves no state"),
     Setting("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "ray._private.ray_constants", "a stopped node saves no state"),
     Setting("RAY_HEAD_IP", "ray.autoscaler._private.util", "a cluster of Ray's launcher doesn't start"),
-    Setting("RAY_enable_autoscaler_v2", CORE, "of a cluster of Ray's launcher by SSH one machine is left out"),
+    Setting("RAY_enable_autoscaler_v2", CORE, "a cluster of Ray's SSH launcher lacks one machine"),
     Setting("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRAIN_CONSTANTS, "losses are noticed later"),
-    Setting("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "ray.train.constants", "next to a lost worker 30 s are waited"),
+    Setting("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "ray.train.constants", "workers wait 30 s after one is lost"),
     Setting("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", _TRAIN_CONSTANTS, "a private Ray's jobs start seconds later"),
-    Setting("RAY_worker_niceness", CORE, "replicas give way to all else on the machine, and requests miss deadlines"),
+    Setting("RAY_worker_niceness", CORE, "replicas run at low priority, and requests miss deadlines"),
     Setting("RAY_worker_maximum_startup_concurrency", CORE, "Ray warns again and again of many small jobs"),
     Setting("RAY_SERVE_ENABLE_DIRECT_INGRESS", _SERVE_CONSTANTS, "a request takes 12 ms more, on two cores"),
     Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _SERVE_CONSTANTS, "a server that ends stays for 30 s"),
 )
 
 NO_COUNTERS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}
-"""Environment of a Ray that tells no counters: on all addresses it would tell them to whoever asks, with no token."""
+"""Environment of a Ray without counters. They would be served on all addresses, without a token."""
 NO_WATCHER = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
-"""Environment of a Ray of one node, whose end nobody announces: without an actor a job that listens for it."""
+"""Environment of a Ray with one node. Its jobs need no actor that watches for preemption notices."""

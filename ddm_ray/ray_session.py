@@ -1,4 +1,4 @@
-"""The Ray that a command runs on: the one at its address, the one whose job it is, or a private one of its own."""
+"""The Ray that a command runs on: the one at an address, the one that the command is a job of, or a private one."""
 
 import fcntl
 import logging
@@ -30,15 +30,15 @@ from ddm_ray.store.disk import locked
 PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log"
 STDERR = 2
 AGAIN_SECONDS = (2.0, 10.0, 10.0, 10.0)
-"""Pauses between the tries to start a private Ray: it gives some of its parts 30 s, which a busy machine may exceed."""
+"""Pauses between tries to start a private Ray. Some of its parts get 30 s to start; a busy machine may need more."""
 KEPT_LOGS = 5
-"""Number of copies of private Rays' logs that are kept."""
-_logs = threading.Event()  # set once they are to be kept
+"""Number of private Rays of which the logs are kept."""
+_logs = threading.Event()  # set if the logs are to be kept
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
 
 
 def ray_address(address: str | None) -> str:
-    """The address of the Ray that a session joins: `address`, else $RAY_ADDRESS; "local" for a private one."""
+    """The address of the Ray that a session joins: `address`, else $RAY_ADDRESS, else "local" for a private Ray."""
     return address or os.environ.get("RAY_ADDRESS") or "local"
 
 
@@ -46,13 +46,13 @@ def ray_address(address: str | None) -> str:
 def ray_session(
     address: str | None = None, token_file: str | None = None, cores: float = 0.0, scratch: str | None = None
 ) -> Iterator[bool]:
-    """Connect to `address` or $RAY_ADDRESS, else (or for "local") start a private Ray; leave or stop it in the end.
+    """Connect to `address` or $RAY_ADDRESS, else (or for "local") start a private Ray. Leave or stop it in the end.
 
-    Yields whether it is a private one; `busy_cores` tells others that such a one keeps so many `cores` busy. Where Ray
-    is connected already, that is used and left as it is. `scratch`: a folder for what a private one has no memory for;
-    none: beside its logs. `token_file` has the token of the Ray at the address; none:
-    the environment says. Raises RayAway where there is no Ray at the address, RayError for one that asks for another
-    token, and ConfigError for a token that can't be read.
+    Yields True for a private Ray. If this process is already connected, that connection is used and stays open.
+    `cores`: cores that a private Ray keeps busy, which `busy_cores` shows to other commands. `scratch`: folder to which
+    a private Ray spills objects; by default beside its logs. `token_file`: file with the token of the Ray at the
+    address; by default the environment has it. Raises RayAway if there is no Ray at the address, RayError if it
+    requires another token, and ConfigError for a token that can't be read.
     """
     if ray.is_initialized():
         yield False
@@ -68,12 +68,12 @@ def ray_session(
             finally:
                 ray.shutdown()
         return
-    # A folder within, since Ray opens what it is given to everybody.
+    # Ray gets a folder within the private one, since it makes its own folder accessible to all users.
     with _environment(_private()), private_folder(cores) as folder, _libraries_write_to(Path(folder, LIBRARIES)):
         _logs.clear()
         try:
             _start(f"{folder}/ray", scratch)
-            # Why workers were lost is said by whoever trains, without a paragraph on what it might have been.
+            # The training code reports lost workers itself; Ray would print a paragraph of guesses.
             setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, False)
             yield True
         except (ConfigError, Stopped, Superseded):
@@ -90,9 +90,9 @@ def ray_session(
 
 @contextmanager
 def ray_job(address: str, environment: Mapping[str, Any]) -> Iterator[None]:
-    """Connect to the Ray at `address` as a job with this runtime environment, by the token that os.environ has now.
+    """Connect to the Ray at `address` as a job with this runtime environment and the token in os.environ.
 
-    Raises what `ray_session` does.
+    Raises the errors of `ray_session`.
     """
     prepare_ray()
     _read_environment()
@@ -104,17 +104,17 @@ def ray_job(address: str, environment: Mapping[str, Any]) -> Iterator[None]:
 
 
 def keep_logs() -> None:
-    """Have a copy of a private Ray's logs kept when it ends, since something has failed."""
+    """Keep a copy of the private Ray's logs when it ends, since something has failed."""
     _logs.set()
 
 
 @contextmanager
 def _libraries_write_to(file: Path) -> Iterator[None]:
-    """Have what libraries write to descriptor 2 in a file, such as Ray's C++ log, where Python's stderr is another."""
+    """Redirect descriptor 2 (Ray's C++ log, for one) to a file, unless Python's stderr uses that descriptor."""
     try:
         own = sys.stderr.fileno() != STDERR
     except (AttributeError, OSError, ValueError):
-        own = False  # closed, or no file: a test's or a notebook's
+        own = False  # stderr is closed or isn't a file, as in a test or a notebook
     if not own:
         yield
         return
@@ -128,8 +128,8 @@ def _libraries_write_to(file: Path) -> Iterator[None]:
         os.close(before)
 
 
-def _copy_logs(folder: Path, whose: str = "") -> None:
-    """Copy a private Ray's logs to where this user's state lies, and name the place; the oldest copies go."""
+def _copy_logs(folder: Path, owner: str = "") -> None:
+    """Copy a private Ray's logs to the user's state folder, print the path, and delete the oldest copies."""
     place = Path(f"{datetime.now():%Y-%m-%d-%H%M%S}-{folder.name.removeprefix(PREFIX)}")
     try:
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
@@ -140,35 +140,34 @@ def _copy_logs(folder: Path, whose: str = "") -> None:
             shutil.copy(libraries, place)
         for old in sorted(home.iterdir())[:-KEPT_LOGS]:
             shutil.rmtree(old, ignore_errors=True)
-    except (OSError, RuntimeError) as error:  # also of a user without a home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         print(f"warning: {place}: the logs of Ray aren't kept: {one_line(error, 200)}", file=sys.stderr)
     else:
-        print(f"the logs of Ray{whose} are kept in {place}", file=sys.stderr)
+        print(f"the logs of Ray{owner} are kept in {place}", file=sys.stderr)
 
 
 @contextmanager
 def private_folder(cores: float = 0.0) -> Iterator[str]:
-    """A new folder for a private Ray, removed in the end; those that killed commands left are removed first.
+    """Make a folder for a private Ray, and remove it in the end. Folders that killed commands left are removed first.
 
-    Their Rays' logs are kept: one that ended by itself told why there alone. `cores` of this machine are kept busy
-    meanwhile.
+    Their logs are kept, since a Ray that crashed says why only there. `cores`: see `ray_session`.
     """
     for lock in _locks():
         with suppress(OSError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             if (lock.parent / "ray/session_latest/logs").is_dir():
                 _copy_logs(lock.parent, " of a command that ended abruptly")
             shutil.rmtree(lock.parent, ignore_errors=True)
-    # Short names, since sockets lie below.
+    # The path must be short, since it is part of the paths of sockets.
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")
         held = Path(folder, "held")
         with locked(held, fcntl.LOCK_EX):
-            held.rename(held.with_name(LOCK))  # locked before it is seen
+            held.rename(held.with_name(LOCK))  # other commands see the lock only once it is held
             yield folder
 
 
 def busy_cores() -> float:
-    """Cores of this machine that this user's other commands keep busy, each by a private Ray of its own."""
+    """Cores of this machine that this user's other commands keep busy with their private Rays."""
     cores = 0.0
     for lock in _locks():
         with suppress(OSError, ValueError):
@@ -182,7 +181,7 @@ def busy_cores() -> float:
 
 
 def _locks() -> list[Path]:
-    """The locks of this user's private folders, which are held while their commands live."""
+    """The locks of this user's private folders. Each is held while its command lives."""
     locks = []
     for lock in Path("/tmp").glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError):
@@ -192,7 +191,7 @@ def _locks() -> list[Path]:
 
 
 def _start(folder: str, scratch: str | None) -> None:
-    """Start a private Ray, again after AGAIN_SECONDS if it doesn't. RayAway if it never does."""
+    """Start a private Ray. Try again after AGAIN_SECONDS if it doesn't start. Raises RayAway if it never does."""
     for pause in (*AGAIN_SECONDS, None):
         try:
             ray.init(
@@ -213,18 +212,18 @@ def _start(folder: str, scratch: str | None) -> None:
             time.sleep(pause)
 
 
-def gpus() -> float:
+def cluster_gpus() -> float:
     """GPUs of the Ray that this process is connected to."""
     return float(ray.cluster_resources().get("GPU", 0))
 
 
 def memory_bytes() -> float:
-    """Memory that the connected Ray counts for those who ask it for some, in bytes."""
+    """Memory that the connected Ray offers as a resource, in bytes."""
     return float(ray.cluster_resources().get("memory", 0))
 
 
 def on_head() -> bool:
-    """True if this process is on the machine of the head of the Ray that it is connected to."""
+    """True if this process runs on the head node of the connected Ray."""
     host = ray.get_runtime_context().gcs_address.rpartition(":")[0]
     with suppress(OSError):
         return any(interface_of(str(info[4][0])) for info in socket.getaddrinfo(host, None))
@@ -232,7 +231,7 @@ def on_head() -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface of this machine that has this address; None if none has, as behind some clouds' own."""
+    """The network interface of this machine with this address; None if there is none, as with NAT in some clouds."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -243,7 +242,7 @@ def interface_of(address: str) -> str | None:
 
 @contextmanager
 def losses_of_ray() -> Iterator[None]:
-    """Turn what Ray raises in a driver whose cluster is lost into RayAway: it may be there again later."""
+    """Turn the errors that Ray raises in a driver after the cluster is lost into RayAway, which passes."""
     try:
         yield
     except (ray.exceptions.RayError, ConnectionError) as error:
@@ -251,10 +250,10 @@ def losses_of_ray() -> Iterator[None]:
 
 
 def _private() -> dict[str, str]:
-    """Return the environment of a private Ray: a token of its own, since every Ray listens on all addresses."""
+    """Return the environment of a private Ray. It has a token of its own, since Ray listens on all addresses."""
     return {
         **{name: os.environ.get(name, value) for name, value in {**NO_COUNTERS, **NO_WATCHER}.items()},
-        # Many small jobs on few cores are meant here; Ray would warn of them again and again.
+        # Many small jobs on few cores are intended; Ray would warn of them repeatedly.
         "RAY_worker_maximum_startup_concurrency": "64",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -262,7 +261,7 @@ def _private() -> dict[str, str]:
 
 
 def _token(path: str) -> dict[str, str]:
-    """Return the environment of who has the token in this file."""
+    """Return the environment of a process with the token in this file."""
     try:
         token = Path(path).expanduser().read_text().strip()
     except (OSError, ValueError) as error:
@@ -272,7 +271,7 @@ def _token(path: str) -> dict[str, str]:
 
 @contextmanager
 def _environment(names: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for Ray and what it starts; put back in the end, lest they meet another cluster."""
+    """Set environment variables for Ray and its processes. Restore them in the end, since they concern one cluster."""
     try:
         with variables(names):
             _read_environment()
@@ -282,13 +281,13 @@ def _environment(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _read_environment() -> None:
-    """Have this process's Ray read mode and token anew: it keeps those that it saw first."""
+    """Make Ray read the authentication mode and token again; it caches those that it saw first."""
     CONFIG.get().initialize("")
     TOKEN_LOADER.get().instance().reset_cache()
 
 
 def require_ray(address: str | None) -> None:
-    """Raise RayAway where nobody listens at the address (none: $RAY_ADDRESS) that a session would join."""
+    """Raise RayAway if nothing listens at the address (None: $RAY_ADDRESS) that a session would join."""
     address = ray_address(address)
     try:
         _knock(address)
@@ -297,7 +296,7 @@ def require_ray(address: str | None) -> None:
 
 
 def _knock(address: str) -> None:
-    """Connect to a HOST:PORT and leave: Ray itself would try for many minutes."""
+    """Connect to HOST:PORT and close the connection. Ray itself would try for many minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
@@ -305,7 +304,7 @@ def _knock(address: str) -> None:
 
 def _away(address: str, error: Exception) -> RayError:
     fix = Give("address", "check $RAY_ADDRESS, or name another Ray")
-    kind = RayError if isinstance(error, OverflowError | ValueError) else RayAway  # no address, or nobody at it
+    kind = RayError if isinstance(error, OverflowError | ValueError) else RayAway  # RayError: an invalid address
     return kind(f"no Ray to join at {address}: {one_line(error, 200)}", fix)
 
 
@@ -314,7 +313,7 @@ def _join(address: str, environment: Mapping[str, Any] | None = None) -> None:
         _knock(address)
         ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        # After some seconds of trying all that is left of Ray's reason is a text.
+        # After retries Ray keeps its reason only as text.
         if ray.exceptions.AuthenticationError.__name__ in f"{error!r} {error.__cause__}":
             raise RayError(f"the Ray at {address} refuses this token; {TOKEN}") from None
         if "Version mismatch" in str(error):

@@ -1,4 +1,4 @@
-"""Remedies of errors, as data. Nothing here knows a command or its options: `ddm_ray.cli.fixes` phrases them so."""
+"""Remedies of errors, as data. Commands and options are unknown here; `ddm_ray.cli.fixes` turns remedies into them."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Make:
-    """Make an artifact of the run at a URL, after deleting the file or folder that is in the way, if one is."""
+    """Make an artifact of the run at a URL; first delete the file or folder that is in the way, if there is one."""
 
     run: str
     artifact: str
@@ -20,7 +20,7 @@ class Make:
 
 @dataclass(frozen=True)
 class Resume:
-    """Train an artifact of the run at a URL again, which continues from the state after `step` steps, if above 0."""
+    """Train an artifact of the run at a URL again, from its state after `step` steps if that is above 0."""
 
     run: str
     artifact: str
@@ -31,13 +31,13 @@ class Resume:
 
     @property
     def effect(self) -> str:
-        """The verb of a sentence about it."""
+        """The predicate of a sentence about the artifact."""
         return f"goes on from step {self.step}" if self.step else "begins again"
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Begin a run: the one missing at `run`, or another one with a field of its configuration changed."""
+    """Begin the run that is missing at `run`, or another run with a field of the configuration changed."""
 
     run: str = ""
     field: str = ""
@@ -49,7 +49,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Give:
-    """Call the same stage again with another `argument`: `advice` is an imperative, `value` what to give, if known."""
+    """Call the stage again with another `argument`. `advice` is an imperative; `value` is what to pass, if known."""
 
     argument: str
     advice: str
@@ -61,7 +61,7 @@ class Give:
 
 @dataclass(frozen=True)
 class Allow:
-    """Take back the request that nobody trains an artifact of the run at a URL."""
+    """Take back the stop request of an artifact of the run at a URL."""
 
     run: str
     artifact: str
@@ -72,7 +72,7 @@ class Allow:
 
 @dataclass(frozen=True)
 class Accept:
-    """Accept an artifact of the run at a URL, which others have trained."""
+    """Accept an artifact that others have trained for the run at a URL."""
 
     run: str
     artifact: str
@@ -82,12 +82,12 @@ class Accept:
 
 
 Fix = Make | Resume | Begin | Give | Allow | Accept | str
-"""Remedy of an error: data where a command or an option does it, else prose in the imperative."""
+"""Remedy of an error: data if a command or an option does it, otherwise prose in the imperative."""
 _FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give, Allow, Accept)}
 
 
 def read_fix(fields: Any) -> Fix | None:
-    """A remedy of what `DDMError.to_fields` wrote; None for one that can't be read."""
+    """The remedy that `DDMError.to_fields` wrote; None if it can't be read."""
     if isinstance(fields, str):
         return fields
     kind = _FIXES.get(str(fields.get("do"))) if isinstance(fields, dict) else None

@@ -1,4 +1,4 @@
-"""The Ray job that this process was submitted as. The standard library alone."""
+"""The Ray job that this process was submitted as. Imports the standard library only."""
 
 import json
 import os
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def submitted_job() -> str | None:
-    """The submission id of the Ray job that this process is; None if it is none. Ray tells its jobs by environment."""
+    """The submission id of this process's Ray job; None outside a job. Ray passes it in the environment."""
     job_config = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")
     if job_config is None:
         return None

@@ -107,7 +107,7 @@ MISTAKES = {
     "launch {d}/data --islands {d}/elsewhere.yaml": "the runs of island a lie below s3://lab",
     "islands check {d}/nothing --islands {d}/away.yaml": "is not a run: it has no run.json",
     "islands check {d}/data --islands {d}/away.yaml --island b": "no island 'b'; choose some of a with --island",
-    "islands check {d}/data --islands {d}/away.yaml": "1 of 1 islands can't train this run as they are: see above",
+    "islands check {d}/data --islands {d}/away.yaml": "1 of 1 islands can't train this run: see above",
     "doctor {d}/nothing": "is not a run: it has no run.json",
     "doctor {d}/data --island a": "island a: in which file; name it with --islands FILE",
     "status {d}": "is not a run",

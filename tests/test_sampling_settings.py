@@ -75,7 +75,10 @@ def test_the_kind_of_guidance_is_read_under_the_name_that_it_had() -> None:
         ({"strategy": "best"}, "strategy: unknown strategy 'best': use once, full, oracle, top-k"),
         ({"strategy": ""}, "strategy: unknown strategy ''"),
         ({"strategy": 3}, "strategy: Input should be a valid string, got 3"),
-        ({"solver": "rk5"}, "solver: Input should be 'euler', 'heun', 'midpoint', 'ab2', 'ab3', 'rk4' or 'ancestral', got 'rk5'"),
+        (
+            {"solver": "rk5"},
+            "solver: Input should be 'euler', 'heun', 'midpoint', 'ab2', 'ab3', 'rk4' or",
+        ),
         ({"solver": ["heun"]}, "solver: Input should be 'euler'"),
         ({"steps": 0}, "steps: Input should be greater than 0, got 0"),
         ({"steps": 2.5}, "steps: Input should be a valid integer, got 2.5"),

@@ -55,7 +55,7 @@ def test_init_may_be_repeated_until_something_is_made(photos: Path) -> None:
     assert (same.exit_code, Path("run/run.json").read_bytes()) == (0, before) and "replaces" not in same.output
     changed = ddm(*INIT, "--set", "data.num_classes=3", "--set", "embedder.dim=8")
     assert changed.exit_code == 0, changed.output
-    assert 'replaces the configuration that was there, of which nothing is made yet: data.class_names: ["0"]' in (
+    assert 'replaces the earlier configuration, from which nothing is made yet: data.class_names: ["0"]' in (
         changed.output
     )
     assert "classes: blue 20, green 20, red 20" in changed.output

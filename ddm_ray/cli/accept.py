@@ -1,4 +1,4 @@
-"""The verb that has what an island trained count: for runs whose islands aren't trusted with more than their own."""
+"""The verb that accepts what an island has made, for runs with acceptance=by_hand."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from ddm_ray.run.graph import Artifact, replay
 @RUN
 @click.argument("model", type=OneOf([*MODELS, "replay"]), required=False)
 @INDEX
-@click.option("--all", "every", is_flag=True, help="Accept all that is finished and hasn't been accepted.")
-@click.option("--replace", is_flag=True, help="Accept it also in place of another one that was accepted before.")
+@click.option("--all", "every", is_flag=True, help="Accept everything that is finished and not accepted yet.")
+@click.option("--replace", is_flag=True, help="Replace an artifact that was accepted before.")
 def accept(run_url: str, model: str | None, index: int | None, every: bool, replace: bool) -> None:
-    """Accept what an island has made, by content, in a run that was begun with acceptance=by_hand.
+    """Accept what an island has made, in a run that was begun with acceptance=by_hand.
 
-    Its manifest is copied below RUN/accepted, where islands can't write (cluster_configs/README.md has the rights for a
-    bucket). What samples, serves, evaluates or learns from it takes these very bytes from then on, or names what was
-    altered; until then it waits. Before, each file is compared with its checksum, and a network with run.json.
-    `ddm status` shows what waits. With --all one that is refused is named, and the others are accepted.
+    An artifact is used only after you have accepted it; `ddm status` shows what waits. The command compares each file
+    with its checksum, and a network with run.json. It then copies the manifest below RUN/accepted, where islands can't
+    write (cluster_configs/README.md has the rights for a bucket). From then on every command uses exactly these bytes,
+    or names the file that was altered. With --all, artifacts that are refused are named and the others are accepted.
 
     \b
       ddm init s3://lab/run7 --recipe imagenet256-k8 --set acceptance=by_hand

@@ -1,4 +1,4 @@
-"""The verb that begins a run on another one's rows and on those of new files."""
+"""The verb that continues a run with new files."""
 
 import click
 
@@ -11,18 +11,18 @@ from ddm_ray.spelling import some
 @click.argument("settings", nargs=-1, metavar="[PART.train.steps=N]...")
 @click.option("--source", metavar="URI", help="Where the new files are. Default: data.source of RUN, listed again.")
 def append(run_url: str, settings: tuple[str, ...], source: str | None) -> None:
-    """Go on from RUN with files that its source has since: nothing of RUN is prepared, clustered or written again.
+    """Continue RUN with new files of its source. RUN itself isn't changed, and nothing of it is prepared again.
 
-    Makes a run of its own, RUN/extended/0001 (0002, ...), and names it: prepare, partition and train that one. Its rows
-    are those of the new files alone; these go to RUN's clusters, and its shards are RUN's files, which are read where
-    they lie, and new ones. Look at how well the new rows fit, which `ddm partition` says: where they don't, a new run
-    of all images is better. Experts and router begin with RUN's trained weights, and train for as many steps as RUN
-    did, or as PART.train.steps says: a schedule of its own, from step 0, since rows come in another order.
+    The command makes a new run, RUN/extended/0001 (0002, ...), and prints its name. Prepare, partition and train that
+    run. Its rows are those of the new files, which join RUN's clusters; its shards are RUN's files, which are read in
+    RUN, and new ones. `ddm partition` says how well the new rows fit. If they don't fit, begin a new run of all images.
+    Experts and router begin with RUN's trained weights. They train for as many steps as in RUN, or for
+    PART.train.steps, from step 0, since the rows come in another order.
 
-    New is a file of a path, below its source, that RUN doesn't have. One that has changed stays as it was prepared, and
-    is named, as are files that are gone; an image that couldn't be used and has another size by now is taken. Of
-    parquet files and tars put new ones beside the others. Append to the newest run: what begins from RUN again has
-    nothing of what 0001 has learnt. The same command again names the same run; once there are more new files, another.
+    A file is new if RUN has no file of its path below the source. Files that have changed keep their old rows and are
+    named, and so are files that are gone. An image that couldn't be used is tried again if its size has changed. Add
+    new parquet files and tars beside the old ones. Append to the newest run: if you append to RUN again, the result
+    has nothing of what 0001 has learnt. The same command again names the same run, unless there are more new files.
 
     \b
       ddm append runs/mine expert.train.steps=2000

@@ -1,4 +1,4 @@
-"""The verb that checks islands from afar: a job on each does what `ddm doctor` does there."""
+"""The verb that checks islands remotely, by a job on each that runs `ddm doctor`."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from ddm_ray.placement import Island
 from ddm_ray.run.run import Run
 
 LONGEST_SECONDS = 150.0
-"""Time after which a job that hasn't ended is stopped."""
+"""Time after which a job is stopped."""
 _FINDING = re.compile(r"\S+ (sound$|wrong: )")
 
 
@@ -26,22 +26,26 @@ _FINDING = re.compile(r"\S+ (sound$|wrong: )")
 @ISLAND_NAMES
 @with_extras("Check for")
 def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) -> None:
-    """Check each island of FILE, before RUN is trained there: print what is wrong, and the remedy.
+    """Check each island of FILE before RUN is trained there. Print what is wrong, and the remedy.
 
-    Submits a job to each through its Jobs API, as `ddm launch` does, which is `ddm doctor` on that island for some
-    seconds. It also finds out whether storage and versions are the same there and here. Exits with 0 if nothing is
-    wrong, else with 1. An island whose machines come when they are asked for is judged by those that are there.
+    The command submits a job to each island through its Jobs API, as `ddm launch` does. The job runs `ddm doctor` for
+    some seconds and compares storage and versions with those here. On an island that scales, only machines that are
+    running are checked. Exits with 0 if nothing is wrong, else with 1.
 
     \b
       ddm islands check s3://lab/run7 --islands islands.yaml
       ddm islands check s3://lab/run7 --islands islands.yaml --island north
     """
-    from ddm_ray.jobs.versions import versions
+    from ddm_ray.jobs.versions import installed_versions
 
     run = Run.open(run_url)
     sites = chosen_islands(file, names)
     folder, interrupted = f"_probe-{uuid4().hex}", threading.Event()
-    asked = ["--note", f"{folder}/note", *(f"--expect={name}={version}" for name, version in versions().items())]
+    asked = [
+        "--note",
+        f"{folder}/note",
+        *(f"--expect={name}={version}" for name, version in installed_versions().items()),
+    ]
 
     def lines_of(island: Island) -> tuple[bool, list[str]]:
         """Return whether an island is sound, and its job's lines."""
@@ -52,7 +56,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
         except (RayError, ConfigError) as error:
             return False, [error.text(phrase).removeprefix(f"island {island.name}: ")]
 
-    say(f"asking {', '.join(sites)}; a job looks around on each", err=True)
+    say(f"checking {', '.join(sites)} by a job on each", err=True)
     width, faulty = max(map(len, sites)), 0
     run.store.write(f"{folder}/note", b"")
     try:
@@ -71,7 +75,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
         with suppress(StorageError):  # a few bytes
             run.store.delete(folder)
     if faulty:
-        raise RayError(f"{faulty} of {len(sites)} islands can't train this run as they are: see above")
+        raise RayError(f"{faulty} of {len(sites)} islands can't train this run: see above")
 
 
 def _checked(run: Run, island: Island, line: str, interrupted: threading.Event) -> tuple[bool, list[str]]:

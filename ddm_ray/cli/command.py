@@ -1,4 +1,4 @@
-"""The `ddm` command, and the parts that its verbs share: RUN, one-line errors, the live view of a stage."""
+"""The `ddm` command, and what its verbs share: RUN, one-line errors, the live view of a stage."""
 
 import os
 import sys
@@ -17,22 +17,22 @@ from ddm_ray.environment import prepare_ray, quiet_pillow
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
 from ddm_ray.run.graph import EXTRAS, KINDS, Artifact, expert
-from ddm_ray.spelling import meant, spelled_out
+from ddm_ray.spelling import escape_unprintable, meant
 
 RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."
 SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.steps=500. May be given many times."
 
 
 STDERR = 2
-"""The descriptor that libraries write to."""
+"""The descriptor to which libraries write."""
 
 
 class OneLineErrors(click.Group):
     """Prints an error as one line on stderr, without a traceback, and exits with its code."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """See click. Python's stderr has a descriptor of its own, so that descriptor 2 can lead elsewhere."""
-        with suppress(AttributeError, OSError, ValueError):  # closed, or no file
+        """See click. Python's stderr gets a descriptor of its own, so that descriptor 2 can be redirected."""
+        with suppress(AttributeError, OSError, ValueError):  # stderr is closed or isn't a file
             if sys.stderr.fileno() == STDERR:
                 own = os.fdopen(os.dup(STDERR), "w", 1, sys.stderr.encoding, sys.stderr.errors)
                 sys.stderr = own
@@ -42,7 +42,7 @@ class OneLineErrors(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # click ends quietly where nobody reads on, as of `| head`
+            raise  # click ends quietly if the reader has ended, as in `| head`
         except (DDMError, OSError, ModuleNotFoundError) as error:
             code = exit_code(error)
             say(f"error: {_text(error)}{_again(error, code)}", err=True)
@@ -53,7 +53,7 @@ class OneLineErrors(click.Group):
 
 
 def _again(error: Exception, code: int) -> str:
-    """Words on trying again, where that isn't in vain or has to be warned of."""
+    """Words on a retry, if it may succeed or would do harm."""
     if code == EXIT_AGAIN:
         return f" (exit code {code}: the same command may work later)"
     return f" (exit code {code}: the same command would take it back)" if isinstance(error, Superseded) else ""
@@ -69,7 +69,7 @@ def _text(error: DDMError | OSError | ModuleNotFoundError) -> str:
 
 
 class RunUrl(click.ParamType):
-    """A run's folder or URI, absolute for a job that is submitted to another machine: its current folder is another."""
+    """A run's folder or URI. A submitted job needs an absolute one, since its current folder is another."""
 
     name = "run"
 
@@ -88,7 +88,7 @@ RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
 
 
 class OneOf(click.Choice[str]):
-    """One of some words; a mistyped one is answered with the one that it is nearest to."""
+    """One of some words. The error for a mistyped word names the most similar one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """See click."""
@@ -101,24 +101,24 @@ INDEX = click.argument("index", type=int, required=False)
 ISLANDS = click.option(
     "--islands",
     metavar="FILE",
-    help="YAML file of where and how to run (fields: cluster_configs/README.md). Default: one worker on one CPU.",
+    help="YAML file that says where and how to run (see cluster_configs/README.md). Default: one worker on one CPU.",
 )
 ISLAND = click.option("--island", metavar="NAME", help="Name of this island in that file.")
 ISLANDS_WITH_JOBS = click.option(
     "--islands", "file", required=True, metavar="FILE", help="YAML file that names islands with their `jobs`."
 )
 ISLAND_NAMES = click.option(
-    "--island", "names", multiple=True, metavar="NAME", help="Only this one. May be given many times."
+    "--island", "names", multiple=True, metavar="NAME", help="Use only this island. May be given many times."
 )
 ADDRESS = click.option(
     "--address",
     metavar="RAY",
-    help="Ray cluster to use. Default: a submitted job's own, the island's, $RAY_ADDRESS, or else a private one.",
+    help="Ray cluster to use. Default: that of the submitted job, of the island, $RAY_ADDRESS, or a private one.",
 )
 
 
 def with_extras(verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options that ask a command for networks which a mixture does without; it is given `extras`, their kinds."""
+    """Add options for the networks that a mixture doesn't need. The command gets their kinds as `extras`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -127,8 +127,8 @@ def with_extras(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
             command(*arguments, extras=asked, **options)
 
         helps = {
-            "monolith": f"{verb} the monolith too, that `ddm evaluate` compares the mixture with.",
-            "student": f"{verb} the student too: one network that learns from the experts, once these are finished.",
+            "monolith": f"{verb} the monolith, too, with which `ddm evaluate` compares the mixture.",
+            "student": f"{verb} the student, too: one network that learns from the finished experts.",
         }
         for kind in reversed(EXTRAS):
             click.option(f"--{kind}", is_flag=True, help=helps[kind])(given)
@@ -142,19 +142,19 @@ def with_extras(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
 def main() -> None:
     """Train one diffusion model on computers that never talk to each other, and serve it.
 
-    A RUN is a folder or URI that all stages read from and write to. Every verb can be repeated: it leaves alone what
-    is finished, and continues what was interrupted.
+    A RUN is a folder or URI that all stages read and write. Every command can be repeated: it skips what is finished
+    and continues what was interrupted.
 
     \b
       ddm demo                                        all stages on this computer
       ddm recipes                                     what a run can begin with
       ddm init runs/digits --recipe digits            begin a run of your own
       ddm prepare runs/digits                         read, decode and embed the images
-      ddm partition runs/digits                       cluster them into one shard an expert
+      ddm partition runs/digits                       cluster them into one shard per expert
       ddm train runs/digits all                       train all experts and the router on this machine
       ddm train runs/digits expert 0                  train one expert, anywhere
       ddm copy runs/digits /media/disk/digits         a copy for an island that can't see the run
-      ddm watch runs/digits                           look on, from any machine that sees the run
+      ddm watch runs/digits                           show progress, on any machine that sees the run
       ddm sample runs/digits --class 3 -o three.png   sample images from the mixture
       ddm serve runs/digits                           serve it over HTTP
     """
@@ -172,12 +172,12 @@ def trained(verb: str, model: str, index: int | None, num_experts: int) -> Artif
 
 
 def say(text: str, err: bool = False) -> None:
-    """Print a line, on stdout or stderr. Whoever wrote a part of it, it says nothing else to the terminal."""
-    click.echo(spelled_out(text), err=err)
+    """Print a line on stdout or stderr. Untrusted parts can't control the terminal."""
+    click.echo(escape_unprintable(text), err=err)
 
 
 def say_extensions(run: Any) -> None:
-    """Name the runs that train on where this one ends: nobody who works on it meets them."""
+    """Name the runs that extend this one, since its own artifacts don't show them."""
     from ddm_ray.jobs.extend import extensions
 
     for url in extensions(run):
@@ -190,14 +190,15 @@ def say_extension(url: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a line on stderr that stands out."""
-    click.secho(spelled_out(f"warning: {text}"), fg="yellow", bold=True, err=True)
+    """Print a highlighted line on stderr."""
+    click.secho(escape_unprintable(f"warning: {text}"), fg="yellow", bold=True, err=True)
 
 
 def spill_folder(address: str | None, scratch: str | None) -> str | None:
-    """The folder below which a private Ray spills; None on a cluster.
+    """The folder below which a private Ray spills objects; None on a cluster.
 
-    `scratch`: that folder, which exists; none: the system's temporary one. Raises ConfigError for one on a cluster.
+    `scratch`: an existing folder; by default the system's temporary one. Raises ConfigError if it is given for a
+    cluster.
     """
     from ddm_ray.ray_session import ray_address
 
@@ -211,9 +212,9 @@ def spill_folder(address: str | None, scratch: str | None) -> str | None:
 def ray_with_scratch(
     address: str | None, token_file: str | None, spills_below: str | None
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Return what joins the Ray at an address, or starts a private one of all cores, which spills below a folder.
+    """Return a function that joins the Ray at an address, or starts a private one with all cores.
 
-    What is returned raises what `ray_session` does, and StorageError.
+    A private Ray spills below the folder. The session raises the errors of `ray_session`, and StorageError.
     """
 
     @contextmanager
@@ -231,9 +232,9 @@ def ray_with_scratch(
 
 
 def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
-    """Run `stage(run, report)` under a live view unless the artifact is finished, and print what it holds.
+    """Run `stage(run, report)` with a live view unless the artifact is finished, and print its description.
 
-    `mends`: the stage also runs for a finished artifact, to make again what is missing of it.
+    `mends`: the stage also runs for a finished artifact, to make missing files again.
     """
     from functools import partial
 

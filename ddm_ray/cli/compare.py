@@ -1,4 +1,4 @@
-"""The verb that sets finished evaluations of several runs side by side."""
+"""The verb that compares finished evaluations of several runs."""
 
 import json
 import re
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 @click.option(
     "--features",
     metavar="MAPPING",
-    help="Network in whose features to measure, as a run's evaluate.features has it. Default: the first run's.",
+    help="Network that computes the features, written as in evaluate.features. Default: the first run's.",
 )
 @click.option("--output", default="compare.html", show_default=True, metavar="FILE", help="The page.")
 @click.option("--json", "as_json", metavar="FILE", help="Also write all numbers here, as JSON.")
 def compare(
     sides: tuple[str, ...], models: tuple[str, ...], features: str | None, output: str, as_json: str | None
 ) -> None:
-    """Compare models of several runs, or one run's evaluations: a table, a page, and differences with intervals.
+    """Compare models of several runs, or evaluations of one run: a table, a page, and differences with intervals.
 
-    The images are those that `ddm evaluate` left, so nothing is sampled. All are measured anew, in one set of features
-    and against one set of real rows, the first run's, the same number of each; each is compared with the first line.
-    Models that were sampled from the same labels and seeds are compared pair by pair. Runs must have the same data.
-    Where a run has one evaluation, its name may be left out.
+    The images are those of `ddm evaluate`; nothing is sampled. All models are measured again with the same features,
+    the same number of images, and the first run's real rows. Each line is compared with the first line. Models that
+    were sampled from the same labels and seeds are compared image by image. Runs must have the same data. The name of
+    an evaluation may be left out if a run has only one.
 
     \b
       ddm compare runs/k4 runs/k8 --model monolith --model once
@@ -86,7 +86,7 @@ def _features(text: str) -> "EmbedderConfig":
 
 
 def _sides(texts: tuple[str, ...]) -> "list[Side]":
-    """The evaluations meant, each under the shortest name that tells them apart."""
+    """The named evaluations, each under the shortest name that is unique."""
     from ddm_ray.evaluate.compare import Side
     from ddm_ray.run.graph import NAME_PATTERN
     from ddm_ray.run.run import Run

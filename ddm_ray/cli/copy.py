@@ -1,4 +1,4 @@
-"""The verb that copies artifacts of a run from one store to another, for islands that have none in common."""
+"""The verb that copies artifacts of a run from one store to another, for islands without common storage."""
 
 from functools import partial
 
@@ -15,20 +15,20 @@ from ddm_ray.spelling import amount
 @click.argument("destination", metavar="DST", type=RunUrl())
 @click.argument("artifact", required=False)
 def copy(source: str, destination: str, artifact: str | None) -> None:
-    """Copy finished artifacts of the run at SRC into that at DST, which is made if there is none.
+    """Copy finished artifacts of the run at SRC into the run at DST, which is created if it doesn't exist.
 
-    ARTIFACT is called as `ddm status` calls it; without one all that are finished are copied. Each file is checked by
-    its manifest as it is copied, and an artifact counts at DST once all its files are there. Nothing there is replaced;
-    the same command again goes on where it was interrupted. States of trainings that aren't finished stay, and so does
-    what was accepted by hand: accept it at DST.
+    ARTIFACT is a name that `ddm status` shows; by default all finished artifacts are copied. Each file is verified by
+    its manifest, and an artifact counts at DST once all its files are there. Nothing at DST is replaced. The same
+    command again continues where it was interrupted. States of unfinished training jobs aren't copied. Artifacts that
+    were accepted by hand have to be accepted at DST again.
 
     \b
       ddm copy s3://lab/run7 /media/disk/run7 partition/shards/cluster=003    what expert 3 is trained from
       ddm train /media/disk/run7 expert 3                                     on an island
       ddm copy /media/disk/run7 s3://lab/run7 experts/003                     its weights
 
-    With partition.method=given no row leaves its owner: shards are copied as their manifests alone, and what else is
-    made of rows isn't copied.
+    With partition.method=given no row leaves its owner. Only the manifests of shards are copied, and other artifacts
+    that are made of rows aren't.
     """
     from ddm_ray.jobs import copying
     from ddm_ray.run.graph import Artifact

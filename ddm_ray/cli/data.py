@@ -31,7 +31,7 @@ from ddm_ray.run.info import ClusterFit, ReportInfo, RowsInfo
 @ISLAND
 @ADDRESS
 @click.option("--cluster", type=int, metavar="K", help="Owner of the images, if each owner is a cluster (see below).")
-@click.option("--source", metavar="URI", help="Images of that owner, in place of data.source.")
+@click.option("--source", metavar="URI", help="Images of that owner, instead of data.source.")
 @click.option(
     "--max-rejected",
     type=click.FloatRange(0, 1),
@@ -52,9 +52,9 @@ def prepare(
 ) -> None:
     """Read, decode, embed and encode the run's images with Ray Data, and write them to RUN/rows.
 
-    `ddm init` names the images: a folder with one folder a class, WebDataset tars, or parquet in the Hugging Face
-    layout, on this disk, in a bucket or on the hub. Kill this command at any moment; the same command continues. An
-    image that can't be used is left out, and RUN/rows/_rejected says why.
+    `ddm init` names the images: a folder with one folder per class, WebDataset tars, or parquet files in the Hugging
+    Face layout, on this disk, in a bucket or on the hub. Images that can't be used are left out, and RUN/rows/_rejected
+    says why. You may kill this command at any moment; the same command continues.
 
     \b
       ddm init runs/birds --recipe images64 --set data.source=photos/birds --set data.num_classes=20
@@ -66,9 +66,9 @@ def prepare(
       ddm init runs/food --recipe images64 --set data.source=hf://datasets/OWNER/NAME --set data.num_classes=101
       ddm prepare runs/food
     \b
-      ddm prepare study/run --cluster 2 --source scans       images of one owner, who is cluster 2
+      ddm prepare study/run --cluster 2 --source scans       images of the owner of cluster 2
 
-    With partition.method=given each owner of images is a cluster, and no image leaves its owner. RUN is then the
+    With partition.method=given each owner of images has a cluster, and no image leaves its owner. RUN is then the
     owner's own folder, begun by the same `ddm init` as the others'. Only the shard's manifest is handed over.
     """
     from ddm_ray.data.prepare import stage as preparing
@@ -83,13 +83,13 @@ def prepare(
     @contextmanager
     def session() -> Iterator[None]:
         from ddm_ray.cores import usable_cores
-        from ddm_ray.ray_session import gpus, ray_session
+        from ddm_ray.ray_session import cluster_gpus, ray_session
 
         ray_address, token_file = site.ray(address)
         if gpu:
             require_gpu(ray_address)
         with ray_session(ray_address, token_file, usable_cores()):
-            tell_of_workers("embed", placement.use_gpu, gpus())
+            tell_of_workers("embed", placement.use_gpu, cluster_gpus())
             yield
 
     def stage(run: Any, report: Any) -> None:
@@ -97,8 +97,8 @@ def prepare(
         from ddm_ray.models.hub import require_hub
 
         if not (site.ray(address)[0] or os.environ.get("RAY_ADDRESS")):
-            require_hub(run.config)  # elsewhere the network is another
-        # Ray starts once there is something to make, so that a mistake is refused without it.
+            require_hub(run.config)  # machines of a cluster may reach the hub when this one can't
+        # Ray starts only when there is something to make, so that mistakes are refused without it.
         ray_data = RayData(placement, session)
         preparing.prepare(run, report, placement, source, cluster, max_rejected, execute=ray_data)
 
@@ -108,7 +108,7 @@ def prepare(
 
 
 def _show_rows(run: Any, artifact: Artifact) -> None:
-    """Print which images a finished artifact of rows left out and why, and what its labels mean."""
+    """Print which images were left out of the rows and why, and the names of labels."""
     from ddm_ray.data.prepare.records import REJECTED
     from ddm_ray.data.reasons import CUT
     from ddm_ray.run.graph import ROWS
@@ -147,7 +147,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
     "--scratch",
     type=click.Path(exists=True, file_okay=False, writable=True),
     metavar="FOLDER",
-    help="Existing folder of this computer with room for all shards, for a private Ray. Default: a temporary one.",
+    help="Existing folder on this computer with room for all shards, for a private Ray. Default: a temporary one.",
 )
 @ISLANDS
 @ISLAND
@@ -160,10 +160,10 @@ def partition(
     island: str | None,
     address: str | None,
 ) -> None:
-    """Cluster the embeddings by two levels of k-means and write one shard of rows for each expert, and a report.
+    """Cluster the embeddings by two levels of k-means, and write one shard of rows per expert and a report.
 
-    Look at RUN/partition/report/report.html before you train: each cluster becomes an expert. With
-    partition.method=given each owner first makes its own shard (--cluster); then anyone who has the shards' manifests
+    Look at RUN/partition/report/report.html before you train, since each cluster becomes an expert. With
+    partition.method=given each owner first makes its own shard (--cluster). Then a person with all shards' manifests
     makes the partition.
 
     \b
@@ -172,8 +172,8 @@ def partition(
       ddm partition s3://lab/run7 --islands islands.yaml --island gpu-room
       ddm partition study/run --cluster 2
 
-    Ray sorts the rows: on this computer, on a disk with room for all of them; with --island or --address on a cluster,
-    where each machine holds its share. Kill this command at any moment; the same command continues.
+    Ray sorts the rows. On this computer it needs a disk with room for all of them; with --island or --address it uses
+    a cluster, where each machine holds a share. You may kill this command at any moment; the same command continues.
     """
     from ddm_ray.placement import load_island
     from ddm_ray.run.graph import PARTITION, REPORT, shard
@@ -182,7 +182,7 @@ def partition(
     site.require_run(run_url)
     ray_address, token_file = site.ray(address)
     spills_below = spill_folder(ray_address, scratch)
-    session = ray_with_scratch(ray_address, token_file, spills_below)  # begun once there is something to make
+    session = ray_with_scratch(ray_address, token_file, spills_below)  # starts only when there is something to make
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.partition import stage as partitioning

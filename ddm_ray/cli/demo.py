@@ -21,11 +21,12 @@ from ddm_ray.cli.train import each_failure_named
 def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     """Run all stages on this computer: real images, experts, monolith, router, samples, a report.
 
-    Takes minutes on two cores, and needs no GPU and no network. Stop it at any moment; the same command continues.
+    This takes minutes on two cores and needs neither GPU nor network. You may stop it at any moment; the same command
+    continues.
 
     \b
       ddm demo
-      ddm demo --recipe shapes        what the mixture is for: it beats the monolith (extra lite0)
+      ddm demo --recipe shapes        here the mixture beats the monolith (extra lite0)
       ddm demo --run runs/mine --set partition.num_clusters=8
     """
     from ddm_ray import demo as demonstration
@@ -45,6 +46,6 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
 
 
 def _activation() -> str | None:
-    """The line of shell after which this environment's commands are found; None where they are."""
+    """The line of shell that puts this environment's commands on the path; None if they are there."""
     script = Path(sys.prefix, "bin", "activate")
     return f". {os.path.relpath(script)}" if shutil.which("ddm") is None and script.exists() else None

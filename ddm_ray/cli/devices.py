@@ -1,4 +1,4 @@
-"""Options that say what computes, and the lines that tell of it: --device for one process, --gpu for Ray's workers."""
+"""Options for devices, and the messages about them: --device for one process, --gpu for Ray's workers."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from ddm_ray.errors import ConfigError
 
 
 class Device(click.ParamType):
-    """A device by its name, which may be none of this machine's."""
+    """A device by its name. This machine needn't have it."""
 
     name = "device"
 
@@ -27,17 +27,17 @@ DEVICE = click.option(
     default="auto",
     show_default=True,
     metavar="auto|cpu|cuda|cuda:N",
-    help="Compute on the CPU or a GPU; auto: on the first GPU where there is one.",
+    help="Compute on the CPU or a GPU. auto: the first GPU, if there is one.",
 )
 GPU = click.option(
     "--gpu/--cpu",
     default=None,
-    help="One GPU a worker, or none. Default: use_gpu of the island's file, which is none without a file.",
+    help="One GPU per worker, or none. Default: use_gpu of the island's file, else none.",
 )
 
 
 def device_of(asked: str) -> str:
-    """Torch's name of the device that --device names; a line says which it is. Raises SamplingError."""
+    """Torch's name of the device for --device. Prints which device it is. Raises SamplingError."""
     from ddm_ray.sampling.devices import choose_device, describe_device, idle_gpus
 
     device = choose_device(asked)
@@ -48,10 +48,10 @@ def device_of(asked: str) -> str:
 
 
 def served_device(asked: str, address: str | None) -> str:
-    """The device of a server's processes, which Ray gives their GPUs.
+    """The device of a server's processes. Ray assigns their GPUs.
 
-    Of a private Ray the GPU that `cuda:N` names is the only one. Raises SamplingError, and ConfigError where a Ray is
-    joined (at the `address`, or $RAY_ADDRESS): that chooses, and says what `auto` is.
+    With `cuda:N` a private Ray sees only that GPU. If a Ray is joined (at `address`, or $RAY_ADDRESS), it chooses the
+    GPU, and `cuda:N` raises ConfigError. Raises SamplingError for a missing device.
     """
     if address or os.environ.get("RAY_ADDRESS"):
         if ":" in asked:
@@ -66,7 +66,7 @@ def served_device(asked: str, address: str | None) -> str:
 
 
 def placed(placement: Any, gpu: bool | None) -> Any:
-    """A placement of training or preparing, with the GPUs that --gpu or --cpu asks for, if either is given."""
+    """A placement for training or preparation, changed by --gpu or --cpu if either is given."""
     if gpu is None or gpu == placement.use_gpu:
         return placement
     changes: dict[str, Any] = {"use_gpu": gpu}
@@ -76,16 +76,16 @@ def placed(placement: Any, gpu: bool | None) -> Any:
 
 
 def require_gpu(address: str | None) -> None:
-    """Raise ConfigError where workers are to have GPUs on a private Ray, and torch sees none on this machine."""
+    """Raise ConfigError if workers need GPUs on a private Ray and torch sees none on this machine."""
     if not (address or os.environ.get("RAY_ADDRESS")):
         from ddm_ray.sampling.devices import AUTO, choose_device
 
-        if choose_device(AUTO) == "cpu":  # Ray takes any GPU for one that torch can use
+        if choose_device(AUTO) == "cpu":  # Ray also counts GPUs that torch can't use
             raise ConfigError("--gpu: PyTorch sees no GPU on this machine; leave it out")
 
 
 def tell_of_workers(work: str, use_gpu: bool, gpus: float) -> None:
-    """Say whether Ray's workers `work` on GPUs, of which it has so many, and warn of those that stand idle."""
+    """Say whether Ray's workers `work` on GPUs, and warn of idle ones. `gpus`: number of GPUs of the Ray."""
     say(f"device: workers {work} on {'GPUs' if use_gpu else 'the CPU'}", err=True)
     if gpus and not use_gpu:
         warn(f"{gpus:g} GPUs of this Ray stand idle; --gpu has workers {work} there")

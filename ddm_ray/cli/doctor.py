@@ -1,4 +1,4 @@
-"""The verb that checks a run and the machines that are to train it: what to ask first when something is odd."""
+"""The verb that checks a run and the machines that are to train it."""
 
 from typing import TYPE_CHECKING
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @main.command()
 @RUN
-@click.option("--deep", is_flag=True, help="Read every byte of what is finished, and compare it with its checksum.")
+@click.option("--deep", is_flag=True, help="Read every byte of finished artifacts, and compare checksums.")
 @ISLANDS
 @ISLAND
 @with_extras("Check for")
-@click.option("--placement", hidden=True, help="Fields of the island in place of a file, as JSON.")
-@click.option("--expect", "expected", multiple=True, hidden=True, help="LIBRARY=VERSION that is to be here.")
-@click.option("--note", default="", hidden=True, help="Key of an object that is on the run's storage.")
+@click.option("--placement", hidden=True, help="Fields of the island as JSON, instead of a file.")
+@click.option("--expect", "expected", multiple=True, hidden=True, help="Expected LIBRARY=VERSION.")
+@click.option("--note", default="", hidden=True, help="Key of an object on the run's storage.")
 def doctor(
     run_url: str,
     deep: bool,
@@ -33,13 +33,12 @@ def doctor(
     expected: tuple[str, ...],
     note: str,
 ) -> None:
-    """Check RUN and this machine: whether what is there is whole, and what is left can be trained here.
+    """Check whether RUN is undamaged, and whether this machine can train what is left.
 
-    Looks at its storage, which is to create an object only once and to show what was written; at versions, Ray, GPUs,
-    memory, the cache's disk and text encoders; and at each artifact. With --islands FILE --island NAME it joins that
-    island's Ray, and checks each machine that has room for a worker in place of this one and the artifacts: `ddm
-    islands check` has that done from afar. Writes a few bytes below RUN/_probe-..., and deletes them. Exits with 1 if
-    anything is wrong. `ddm tidy` looks for leftovers.
+    The command checks the run's storage (conditional writes, reads and listings that show the last write), versions,
+    Ray, GPUs, memory, the cache's disk, text encoders, and each artifact. With --islands FILE --island NAME it joins
+    that island's Ray instead, and checks each machine with room for a worker; `ddm islands check` does that remotely.
+    It writes a few bytes below RUN/_probe-... and deletes them. Exits with 1 if anything is wrong.
 
     \b
       ddm doctor s3://lab/run7
@@ -83,7 +82,7 @@ def _on_island(site: Island, machine: "Machine") -> list[tuple[str, dict[str, st
 
 
 def _show(machines: list[tuple[str, dict[str, str]]]) -> int:
-    """Print a line for each check, or for each of its different complaints, and return how many of these there are."""
+    """Print a line for each check, or one for each of its different complaints. Return the number of complaints."""
     wrong = 0
     for check in dict.fromkeys(check for _, answers in machines for check in answers):
         complaints: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The verb that measures a run's models, and what is shown of an evaluation."""
+"""The verb that measures a run's models, and the display of an evaluation."""
 
 import re
 from contextlib import suppress
@@ -20,7 +20,7 @@ from ddm_ray.run.graph import NAME_PATTERN, Artifact
     "--at",
     type=click.IntRange(1),
     metavar="STEP",
-    help="Measure all models by their newest weights of so many steps at most. Default: as they are now.",
+    help="Measure each model by its newest weights up to this step. Default: the newest weights.",
 )
 @DEVICE
 @click.option("--ray", "on_ray", is_flag=True, help="Sample on a Ray cluster: --address, or the island's.")
@@ -39,12 +39,11 @@ def evaluate(
 ) -> None:
     """Compare the mixture's sampling strategies with monolith and student: a report, a picture, and metrics as JSON.
 
-    Of router, monolith and student it measures those that there are, and names the others. What still trains is
-    measured by the weights that it published last; every expert has to have some. With --at several evaluations of one
-    run tell how it came on (`ddm compare RUN@NAME ...` shows them over FLOPs). Once all has finished the run samples
-    with the best strategy, unless its recipe names one. Kill this command at any moment; the
-    same command goes on. Samples are made by this process; with --ray by a cluster, one actor a GPU where the island
-    has some.
+    Every expert must have published weights. Router, monolith and student are measured if they exist, and named
+    otherwise. A model that still trains is measured by its newest weights. Evaluations of one run with different --at
+    show its progress (`ddm compare RUN@NAME ...` plots them over FLOPs). Once everything is finished, the run samples
+    with the best strategy, unless its recipe names one. This process makes the samples, or with --ray a cluster, by one
+    actor per GPU if the island has GPUs. You may kill this command at any moment; the same command continues.
 
     \b
       ddm evaluate runs/digits
@@ -85,7 +84,7 @@ def _is_finished(run: Any, artifact: Artifact) -> bool:
 
 
 def show_evaluation(run: Any, name: str) -> None:
-    """Print the table of a finished evaluation, what to know of it, and where its files are."""
+    """Print the table of a finished evaluation, warnings, and the paths of its files."""
     from ddm_ray.evaluate.report import report_table
     from ddm_ray.evaluate.run import read_metrics
     from ddm_ray.run.graph import evaluation

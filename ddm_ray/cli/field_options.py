@@ -1,4 +1,4 @@
-"""Options of a command that are the fields of a model of settings."""
+"""Options of a command that are the fields of a pydantic model."""
 
 from functools import cached_property
 from pkgutil import resolve_name
@@ -11,10 +11,10 @@ from ddm_ray.cli.command import OneOf
 
 
 class FieldsCommand(click.Command):
-    """A command that also takes the fields of a model but for some, each as an option of its name.
+    """A command that also takes the fields of a model as options, except for those in `but`.
 
-    `model` as "module:class", since its module takes longer to import than click: not before the command is run or
-    asked for help. What isn't given is None, or the field's default `with_defaults`.
+    `model` is "module:class". The module is slow to import, so it is imported only when the command runs or shows its
+    help. An option that isn't given is None, or the field's default `with_defaults`.
     """
 
     def __init__(self, *args: Any, model: str, but: tuple[str, ...] = (), with_defaults: bool = False, **others: Any):

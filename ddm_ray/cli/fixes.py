@@ -1,4 +1,4 @@
-"""Remedies of errors, and what comes next, in the command line's words: data turned into commands and options."""
+"""Remedies of errors, and the next steps, as commands and options of the command line."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def phrase(fix: Fix) -> str:
-    """A fix as the command or option that does it."""
+    """A remedy as the command or option that carries it out."""
     match fix:
         case Make(run, artifact, delete):
             return (f"delete {delete}, then: " if delete else "make it with: ") + command(run, artifact)
@@ -30,23 +30,23 @@ def phrase(fix: Fix) -> str:
     return fix
 
 
-def by(who: str) -> Callable[[Fix], str]:
-    """`phrase` for the eyes of a command that trains again by itself, as `who`: not another command's to begin."""
-    return lambda fix: f"{who} {fix.effect}" if isinstance(fix, Resume) else phrase(fix)
+def by(actor: str) -> Callable[[Fix], str]:
+    """`phrase` for a command, the `actor`, that retries training itself, so that the user needn't start another."""
+    return lambda fix: f"{actor} {fix.effect}" if isinstance(fix, Resume) else phrase(fix)
 
 
 def next_of(run: "Run", run_url: str) -> str:
-    """The command that goes on with a run of which something is trained; empty where that is for others to know.
+    """The next command after a model is trained; empty if owners or islands decide that themselves.
 
-    That is the first model that nobody has begun, of experts and router; else a look at those that train, or samples.
-    `run_url` is the name that the run was given.
+    It trains the first expert or router that hasn't begun. If all have begun, it shows their status; if all are
+    finished, it samples. `run_url` is the run's name on the command line.
     """
     from ddm_ray.jobs.job_files import list_jobs
 
     models = [*run.experts, ROUTER]
     files = list_jobs(run.store, models)
     if run.config.partition.given or any(each.unlisted for each in files.values()):
-        return ""  # each owner's, or island's, are its own affair
+        return ""  # owners, and islands with folders of their own, decide themselves
     left = [each for each in models if not files[each].committed]
     if not left:
         return f"ddm sample {run_url}"
@@ -75,6 +75,6 @@ def command(run_url: str, artifact: str) -> str:
 
 
 def words(artifact: str) -> str:
-    """Words by which a command names an artifact that is trained: `expert 3`, `router`."""
+    """The words for a trained artifact on the command line: `expert 3`, `router`."""
     made = Artifact(artifact)
     return made.kind + ("" if made.cluster is None else f" {made.cluster}")

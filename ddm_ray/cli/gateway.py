@@ -1,4 +1,4 @@
-"""`ddm gateway`: what is before Serve's proxies on several machines."""
+"""The verb that runs a gateway in front of Serve's proxies on several machines."""
 
 import click
 
@@ -12,11 +12,11 @@ from ddm_ray.errors import ConfigError
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--insecure", is_flag=True, help="Listen on other addresses though a proxy answers without a token.")
 def gateway(proxies: tuple[str, ...], host: str, port: int, insecure: bool) -> None:
-    """Send requests on to Ray Serve's proxies, HOST:PORT each, and again to another where one is lost, until Ctrl-C.
+    """Forward requests to Ray Serve's proxies, HOST:PORT each, until Ctrl-C. Repeat a request if a proxy is lost.
 
-    `ddm serve` does this by itself. It is for what `serve deploy` runs on several machines: when an ingress, a proxy or
-    a machine dies, a request that was in flight on it is sent again. What has begun to come, such as a stream, isn't;
-    the death of the gateway loses what is in flight on it; and where all of several proxies are away the answer is 503.
+    `ddm serve` has its own gateway. This one is for a server that `serve deploy` runs on several machines. If an
+    ingress, a proxy or a machine dies, its requests are sent again to another proxy. An answer that has begun, such as
+    a stream, is not repeated. If the gateway dies, its requests are lost. If all proxies are away, the answer is 503.
 
     \b
       ddm gateway node-1:8000 node-2:8000 --host 0.0.0.0 --port 8080

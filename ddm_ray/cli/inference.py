@@ -30,10 +30,10 @@ from ddm_ray.run.graph import EXTRAS
     "prompts",
     multiple=True,
     metavar="TEXT",
-    help="Text to paint, in place of a class; may be given many times.",
+    help="Text to paint, instead of a class; may be given many times.",
 )
 @click.option(
-    "-n", "--num", default=4, show_default=True, type=click.IntRange(1), help="Images of each class or prompt."
+    "-n", "--num", default=4, show_default=True, type=click.IntRange(1), help="Number of images per class or prompt."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the first image; the next ones count up.")
 @click.option(
@@ -48,10 +48,10 @@ from ddm_ray.run.graph import EXTRAS
     "-o",
     "--out",
     type=click.Path(dir_okay=False),
-    help="Picture of all images, a .png, .jpg or .webp. Default: samples.png, and none with --out-dir.",
+    help="One picture of all images, .png, .jpg or .webp. Default: samples.png, or none with --out-dir.",
 )
 @click.option(
-    "--out-dir", metavar="FOLDER", help="Write each image into a file of its own, named by what it shows and seed."
+    "--out-dir", metavar="FOLDER", help="Write each image to a file, named by its class or prompt and its seed."
 )
 @click.option(
     "--format",
@@ -78,11 +78,11 @@ def sample(
     trace: str | None,
     **settings: Any,
 ) -> None:
-    """Sample images from the finished mixture into one picture, a row for each class. Without Ray.
+    """Sample images from the finished mixture into one picture, with a row per class.
 
-    RUN may also be a folder that `ddm export` wrote. Sampling settings that you leave out are the run's own. The
-    strategy `once` is ancestral sampling of the mixture: it draws one expert for an image and keeps it to the end.
-    `full` mixes all experts at every step, as the paper does; others lie between.
+    RUN may also be a folder that `ddm export` wrote. Settings that you leave out are the run's own. The strategy `once`
+    is ancestral sampling of the mixture: it draws one expert per image and keeps it to the end. `full` mixes all
+    experts at every step, as the paper does. The other strategies lie between these two. Ray isn't needed.
 
     \b
       ddm sample runs/digits
@@ -153,7 +153,7 @@ def sample(
 def _conditions(
     pipeline: Any, run_url: str, classes: tuple[str, ...], prompts: tuple[str, ...]
 ) -> tuple[list[str], list[Any]]:
-    """The name of each row of images, and its condition as the pipeline takes it: a text or a label."""
+    """The name of each row of images, and its condition for the pipeline: a text or a label."""
     num_classes, known = pipeline.models.info.num_classes, pipeline.components.class_names
     if num_classes is None:
         if classes:
@@ -179,18 +179,16 @@ def _conditions(
     default="mixture",
     show_default=True,
     type=OneOf(["mixture", *EXTRAS]),
-    help="The mixture, which DDMPipeline opens; or one dense network, which diffusers alone opens.",
+    help="The mixture, for DDMPipeline; or one dense network, which plain diffusers opens.",
 )
 @click.option("--license", "license_name", metavar="NAME", help="Licence for a dense model's card, such as cc-by-4.0.")
-@click.option(
-    "--overwrite", is_flag=True, help="Replace what an earlier export wrote to FOLDER. Other files in it stay."
-)
+@click.option("--overwrite", is_flag=True, help="Replace an earlier export in FOLDER. Other files stay.")
 def export(run_url: str, folder: str, model: Any, license_name: str | None, overwrite: bool) -> None:
-    """Write finished models to FOLDER in the layout of diffusers pipelines, one folder for each component.
+    """Write finished models to FOLDER in the layout of diffusers pipelines, with one folder per component.
 
-    FOLDER needs nothing of the run. Weights are copied and nothing is computed, so no GPU is asked for. The mixture is
-    opened by `ddm sample FOLDER` or DDMPipeline.from_pretrained. The student or the monolith becomes an ordinary
-    pipeline with a model card: diffusers opens it without ddm-ray, and paints the same images for the same seeds.
+    FOLDER is independent of the run. The command only copies weights, so it needs no GPU. Open the mixture with
+    `ddm sample FOLDER` or DDMPipeline.from_pretrained. The student or the monolith becomes an ordinary pipeline with a
+    model card: diffusers opens it without ddm-ray, and samples the same images for the same seeds.
 
     \b
       ddm export runs/digits exported
@@ -228,22 +226,22 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Listen on other addresses than this machine's own without a token; on its own, answer also by other names"
-    " than localhost and IP addresses, as where a proxy stands before it.",
+    help="Serve other machines without a token. On this machine only: also answer requests to host names other than"
+    " localhost, for use behind a proxy.",
 )
 @ADDRESS
 def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, device: str, **others: Any) -> None:
-    """Serve the mixture over HTTP until Ctrl-C: as OpenAI's POST /v1/images/generations, and as a page at /.
+    """Serve the mixture over HTTP until Ctrl-C: OpenAI's POST /v1/images/generations, and a page at /.
 
-    Experts that still train are served by the weights they published last, and newer ones go live as they come; one
-    without any is left out, and answers say so.
+    Experts that still train are served with their newest published weights, which are replaced as newer ones appear.
+    An expert without weights is left out, and answers say so.
 
     \b
       ddm serve runs/digits --port 8000
       curl -s localhost:8000/v1/images/generations -H 'content-type: application/json' \\
            -d '{"prompt": "7", "seed": 1, "response_format": "png"}' -o seven.png
 
-    For others than this machine's own users, make a token for each of them and name the file:
+    To serve users of other machines, make a token for each and name the file:
 
     \b
       openssl rand -hex 32 >> tokens

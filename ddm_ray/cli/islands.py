@@ -1,4 +1,4 @@
-"""Verbs on islands; those here ask by storage alone, and so reach islands to which no port leads."""
+"""Verbs on islands. They use storage only, and so reach islands without open ports."""
 
 import click
 
@@ -9,14 +9,14 @@ from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact, trained_of
 from ddm_ray.run.run import Run
 
-WHY = click.option("--why", default="", metavar="TEXT", help="Reason, shown to whoever looks.")
+WHY = click.option("--why", default="", metavar="TEXT", help="Reason, which the islands show.")
 
 
 @main.group()
 def islands() -> None:
-    """Look after islands: check them, see what they do, ask them to leave, and take that back.
+    """Manage islands: check them, list what they do, drain them, and take that back.
 
-    An island is a Ray cluster of its own, with a token of its own, which shares nothing with the others but storage.
+    An island is a Ray cluster with a token of its own. It shares nothing with other islands but storage.
 
     \b
       ddm islands check RUN --islands islands.yaml
@@ -29,19 +29,19 @@ def islands() -> None:
 @islands.command("list")
 @RUN
 def list_workers(run_url: str) -> None:
-    """Show which islands are at work on RUN, what each trains, or what it waits for.
+    """List the islands at work on RUN, with what each trains or waits for.
 
-    Looks at each until it gives a sign of life: some seconds, half a minute at most.
+    The command waits until each island gives a sign of life, which takes some seconds, at most half a minute.
 
     \b
       ddm islands list s3://lab/run7
     """
-    from ddm_ray.islands.list_workers import line, list_workers
+    from ddm_ray.islands.list_workers import list_workers, worker_line
 
     run = Run.open(run_url)
     calls = list_workers(run.store)
-    for presence, lives in sorted(calls.items(), key=lambda call: call[0].id):
-        say(line(presence, lives))
+    for worker, lives in sorted(calls.items(), key=lambda call: call[0].id):
+        say(worker_line(worker, lives))
     if not calls:
         say(f"no island is at work on {run.url}; start one: ddm work {run_url} --island NAME")
 
@@ -51,9 +51,9 @@ def list_workers(run_url: str) -> None:
 @click.argument("name")
 @WHY
 def drain(run_url: str, name: str, why: str) -> None:
-    """Have the island NAME save what it trains for RUN, leave, and take nothing more, until `resume`.
+    """Drain the island NAME: it saves its state, leaves RUN, and takes no job until `resume`.
 
-    Others go on with it from that state. The island sees this on storage within half a minute.
+    Other islands continue its job from that state. The island reads the request from storage within half a minute.
 
     \b
       ddm islands drain s3://lab/run7 room-2 --why "the room is cleaned on Friday"
@@ -71,7 +71,7 @@ def drain(run_url: str, name: str, why: str) -> None:
 @click.argument("index", type=int, required=False)
 @WHY
 def stop(run_url: str, model: str, index: int | None, why: str) -> None:
-    """Have a model of RUN saved where it is, and not trained by anybody until `resume`.
+    """Stop the training of a model of RUN. Its state is saved, and no island trains it until `resume`.
 
     \b
       ddm islands stop s3://lab/run7 expert 3
@@ -91,7 +91,7 @@ def stop(run_url: str, model: str, index: int | None, why: str) -> None:
 @RUN
 @click.argument("what", nargs=-1, required=True, metavar="NAME | MODEL [INDEX]")
 def resume(run_url: str, what: tuple[str, ...]) -> None:
-    """Take back what `drain` or `stop` asked for. An island that has left is then started again: `ddm work`.
+    """Take back a `drain` or `stop`. If the island has left, start it again with `ddm work`.
 
     \b
       ddm islands resume s3://lab/run7 room-2
@@ -107,7 +107,7 @@ def resume(run_url: str, what: tuple[str, ...]) -> None:
     artifact = _trained(run, model, int(index[0]) if index else None) if trained else None
     key = stop_key(artifact) if artifact else drain_key(model)
     if not take_back(run.store, key):
-        say(f"nobody has asked {artifact or f'island {model}'} to stop")
+        say(f"there is no request to stop {artifact or f'island {model}'}")
         return
     say(f"{artifact} may be trained again" if artifact else f"island {model} may work again: start `ddm work`")
 
@@ -117,7 +117,7 @@ def _back(run_url: str, what: str) -> str:
 
 
 def _trained(run: Run, model: str, index: int | None) -> Artifact:
-    """The artifact that the words name. Raises ConfigError for what the run doesn't train."""
+    """The artifact for these words. Raises ConfigError if the run doesn't train it."""
     known = {words(artifact): artifact for artifact in trained_of(run.config)}
     name = model if index is None else f"{model} {index}"
     if name not in known:

@@ -22,7 +22,7 @@ from ddm_ray.run.run import Run
 if TYPE_CHECKING:
     from ddm_ray.islands.supervisor import IslandJob, JobSupervisor
 
-# Longest time for a detached launch to hear of every island.
+# Longest time for which a detached launch waits for the islands' answers.
 DETACHED_SECONDS = 120.0
 # Time between two looks at the islands' file.
 FILE_SECONDS = 5.0
@@ -32,16 +32,17 @@ FILE_SECONDS = 5.0
 @RUN
 @ISLANDS_WITH_JOBS
 @ISLAND_NAMES
-@with_extras("Have them train")
-@click.option("--detach", is_flag=True, help="Submit the jobs, and end.")
+@with_extras("Train")
+@click.option("--detach", is_flag=True, help="Submit the jobs and exit.")
 @click.option("--dry-run", is_flag=True, help="Only print the commands that do the same by hand.")
 def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], detach: bool, dry_run: bool) -> None:
-    """Start `ddm work RUN` on each island of FILE through its Jobs API, and keep it started until it is done.
+    """Start `ddm work RUN` on each island of FILE through its Jobs API, and restart it until all is finished.
 
-    Nothing depends on this command. Kill it, start it again, anywhere, or twice: an island has one such job at a time.
-    It starts a job wherever none lives; later it starts again what was lost or ended with exit code 75, but neither
-    what ended with 1, which somebody must mend, nor what somebody stopped. Shows meanwhile what is trained, and where.
-    FILE is read again and again: islands that are new in it are started, and those that are gone kept no more.
+    Nothing depends on this command. You may kill it, start it again on any machine, or run it twice, since an island
+    has one such job at a time. First it starts a job on each island without one. Later it restarts jobs that were lost
+    or ended with exit code 75. It doesn't restart a job that ended with exit code 1, where something must be mended, or
+    that a person stopped. Meanwhile it shows what is trained, and where. FILE is read repeatedly: new islands are
+    started, and islands that were removed are left alone.
 
     \b
       ddm launch s3://lab/run7 --islands islands.yaml
@@ -82,13 +83,13 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
 
 
 def work_line(run_url: str, island: Island, extras: Sequence[str] = ()) -> str:
-    """The line of shell that works on a run on an island, told how by value: no file of ours is there."""
+    """The line of shell that works on a run on an island. It has the placement's values, since FILE isn't there."""
     words = ["ddm", "work", run_url, "--island", island.name, "--placement", island.to_json()]
     return shlex.join([*words, *(f"--{kind}" for kind in extras)])
 
 
 def submit_line(run_url: str, island: Island, extras: Sequence[str] = ()) -> str:
-    """The line of shell that submits that as a job from here, by Ray's own command."""
+    """The line of shell that submits `work_line` as a job from here, by Ray's own command."""
     token = ""
     if island.token_file:
         token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shlex.quote(str(Path(island.token_file).expanduser()))} "
@@ -97,7 +98,7 @@ def submit_line(run_url: str, island: Island, extras: Sequence[str] = ()) -> str
 
 
 def chosen_islands(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
-    """The islands of a file that --island names, all if it names none. Raises ConfigError."""
+    """The islands of a file that --island names, or all of them. Raises ConfigError."""
     from ddm_ray.placement import load_islands
 
     islands = load_islands(file)
@@ -107,7 +108,7 @@ def chosen_islands(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
 
 
 class _File:
-    """The islands' file, read again each FILE_SECONDS. One that can't be read leaves the islands as they were."""
+    """The islands' file, read again every FILE_SECONDS. If it can't be read, the islands stay as they were."""
 
     def __init__(
         self,
@@ -116,35 +117,35 @@ class _File:
         supervisor: "JobSupervisor",
         tell_of_others: Callable[[Mapping[str, Island]], None],
     ):
-        """Of the islands in it those that `names` has, all if that is empty, are conducted.
+        """The islands with these `names`, or all of the file, are supervised.
 
-        `tell_of_others` is told of them, since some may have no Jobs API.
+        `tell_of_others` is called with them, since some may have no Jobs API.
         """
-        self._path, self._names, self._conductor, self._tell_of_others = path, names, supervisor, tell_of_others
+        self._path, self._names, self._supervisor, self._tell_of_others = path, names, supervisor, tell_of_others
         self._read, self._problem = time.monotonic(), ""
 
     def keep_as_it_says(self) -> set[str]:
-        """Have the islands conducted that the file has now; names of those that it has no longer."""
+        """Supervise the islands that the file has now, and return the names of those that were removed."""
         from ddm_ray.placement import load_islands
 
         if time.monotonic() - self._read < FILE_SECONDS:
             return set()
-        self._read, before, problem = time.monotonic(), self._conductor.islands, ""
+        self._read, before, problem = time.monotonic(), self._supervisor.islands, ""
         try:
             islands = load_islands(self._path)
             chosen = {name: islands[name] for name in islands if not self._names or name in self._names}
-            self._conductor.keep(chosen)
+            self._supervisor.keep(chosen)
             self._tell_of_others(chosen)
         except ConfigError as error:
             problem = error.text(phrase)
         if problem not in ("", self._problem):
             warn(f"{problem}; until then the islands stay as they were")
         self._problem = problem
-        return before.keys() - self._conductor.islands.keys()
+        return before.keys() - self._supervisor.islands.keys()
 
 
 def _submitted(supervisor: "JobSupervisor") -> "list[IslandJob]":
-    """The islands' jobs once each island has answered, or it has taken too long."""
+    """The islands' jobs once all islands have answered, or after DETACHED_SECONDS."""
     deadline = time.monotonic() + DETACHED_SECONDS
     while True:
         jobs = supervisor.look()
@@ -156,7 +157,10 @@ def _submitted(supervisor: "JobSupervisor") -> "list[IslandJob]":
 def _watched(
     supervisor: "JobSupervisor", run: Run, artifacts: Sequence[Artifact], file: "_File"
 ) -> "tuple[list[IslandJob], bool]":
-    """The islands' jobs once the run is finished, which is the second, or nothing is left to do; shown meanwhile."""
+    """Show the run and the islands' jobs until the run is finished or nothing is left to do.
+
+    Returns the jobs, and whether the run is finished.
+    """
     from ddm_ray.islands.supervisor import SETTLED
     from ddm_ray.jobs.observer import Observer
     from ddm_ray.jobs.status import survey
@@ -170,7 +174,7 @@ def _watched(
                 looked = time.monotonic()
                 try:
                     statuses, warned = [each for each in observer.look(looked) if each.artifact in artifacts], False
-                except (StorageError, OSError) as error:  # islands are kept at work meanwhile
+                except (StorageError, OSError) as error:  # the islands' jobs are supervised all the same
                     if not warned:
                         warn(f"storage can't be asked, trying on: {error}")
                     warned = True

@@ -1,4 +1,4 @@
-"""The verb that says beforehand what a run takes of this machine, or of an island that this machine is of."""
+"""The verb that plans the training of a run on this machine, or on an island with such machines."""
 
 import json
 from collections.abc import Callable
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 def plan(
     run_url: str, islands: str | None, island: str | None, extras: list[str], gpu: bool | None, as_json: bool
 ) -> None:
-    """Say beforehand what training the rest of RUN takes: rows, memory, disk and time, as a table.
+    """Show what the rest of RUN's training needs, as a table: rows, memory, disk and time.
 
-    Times are by some trial steps of each model on this machine, on random rows; a start and the last save come on top.
-    Memory with a `>` wasn't measured, and lacks activations. With --islands this machine stands for an island: its
-    workers train one model at a time, and its price_per_hour gives prices. Nothing is written to the run.
+    Times come from trial steps of each model on this machine, with random rows. The start and the last save take more
+    time. Memory with a `>` wasn't measured, and lacks activations. With --islands this machine stands for an island:
+    its workers train one model at a time, and its price_per_hour gives prices. Nothing is written to the run.
 
     \b
       ddm plan runs/digits
@@ -54,13 +54,13 @@ def plan(
 
 
 def outlook(run: "Run") -> None:
-    """Print what a run that has just begun takes of this machine, without trial steps."""
+    """Print what a new run needs on this machine, without trial steps."""
     from ddm_ray.placement import Island
 
     try:
         _show(_planned(run, Island(), [], measures=False))
     except (DDMError, ModuleNotFoundError) as error:
-        warn(f"what it takes isn't known: {error}")  # the run has begun all the same
+        warn(f"what it takes isn't known: {error}")  # the run has begun nevertheless
 
 
 def _planned(run: "Run", site: Any, extras: list[str], measures: bool) -> "RunPlan":

@@ -13,18 +13,18 @@ from ddm_ray.errors import ConfigError
 
 @main.command()
 @RUN
-@click.option("--cluster", type=int, metavar="K", help="The cluster whose expert samples. Default: all, in turn.")
+@click.option("--cluster", type=int, metavar="K", help="Sample from the expert of this cluster. Default: all, in turn.")
 @ISLANDS
 @ISLAND
 @ADDRESS
 def replay(run_url: str, cluster: int | None, islands: str | None, island: str | None, address: str | None) -> None:
-    """Sample images from finished experts, which the router is trained on in place of rows.
+    """Sample images from finished experts, on which the router is trained instead of rows.
 
-    So that rows needn't be where the router is trained: with partition.method=given no row leaves its owner, and the
-    run has a router all the same. The run says how many images there are (router.replay), each expert samples as many
-    of them as its rows are of all. Of the rows no more is known than the partition's counts by class; but an expert may
-    have learnt some of its images by heart (`ddm evaluate` measures it as `copied`), and would sample these.
-    Kill this command at any moment; the same command goes on. `ddm status RUN` shows how much is made.
+    The rows then needn't be where the router is trained: with partition.method=given no row leaves its owner, and the
+    run still has a router. router.replay is the total number of images; each expert samples a share as large as its
+    share of the rows. The images reveal no more of the rows than the partition's counts by class, unless an expert has
+    memorized images (`ddm evaluate` measures this as `copied`). You may kill this command at any moment; the same
+    command continues. `ddm status RUN` shows its progress.
 
     \b
       ddm init centre --recipe images64 --set partition.method=given --set partition.num_clusters=2 \\

@@ -1,4 +1,4 @@
-"""Verbs on a run as a whole: init begins it, status and watch show how far it is."""
+"""Verbs on a whole run: init begins it; status and watch show its progress."""
 
 import json
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from ddm_ray.spelling import some
 @click.option(
     "--unseen",
     is_flag=True,
-    help="Don't look at images and networks: they are on this path of another machine, or come later.",
+    help="Don't look at images and networks, because they are on another machine or come later.",
 )
 def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> None:
-    """Begin a run: write its configuration to RUN/run.json, which never changes once something is made of it.
+    """Begin a run: write its configuration to RUN/run.json.
 
-    Looks at images on this disk and says what it found: files, classes, sizes, and what can't be read. Compares sizes
-    of text encoder and autoencoder, where this machine has them. Repeat it with other settings until that is right: it
-    stays as it is from `ddm prepare` on.
+    If the images are on this disk, the command looks at them and prints what it finds: files, classes, sizes, and what
+    can't be read. It also compares the sizes of text encoder and autoencoder, if this machine has them. Repeat it with
+    other settings until the result is right. From `ddm prepare` on, the configuration can't be changed.
 
     \b
       ddm init runs/mine --recipe photos-cpu --set data.source=~/photos
@@ -35,9 +35,10 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
       ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
       ddm init runs/finer --recipe digits --set 'expert.train.init_from={source: runs/digits, network: own}'
 
-    The last one begins each training with trained weights in place of random ones: those of its namesake, or of one
-    network for all experts (network: monolith, or 'expert 3'), of another run, an exported pipeline, a transformer of
-    diffusers or a .safetensors file with the network's tensors. They are copied into RUN.
+    The last example begins each training job with trained weights instead of random ones. They are those of the model
+    with the same name, or of one network for all experts (network: monolith, or 'expert 3'). The source is another run,
+    an exported pipeline, a transformer of diffusers, or a .safetensors file with the network's tensors. The weights are
+    copied into RUN.
     """
     from ddm_ray.cli.plan import outlook
     from ddm_ray.config import load_recipe
@@ -48,15 +49,15 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
 
     config = load_recipe(recipe, settings)
     source = absolute_name(config.data.source)
-    # Other processes have other current folders.
+    # Absolute, since other processes have other current folders.
     config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
     if not unseen:
         require_known_sizes(config.data)
-        open_source(config.data)  # reads nothing, and refuses a source or format that there isn't
+        open_source(config.data)  # reads nothing, but refuses an unknown source or format
         _look(config)
 
     def on_replaced(differences: str) -> None:
-        say(f"replaces the configuration that was there, of which nothing is made yet: {differences}")
+        say(f"replaces the earlier configuration, from which nothing is made yet: {differences}")
 
     start = _begin_with_weights if beginnings_of(config) else Run.create
     run = start(run_url, config, on_replaced=on_replaced)
@@ -66,10 +67,10 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
 
 
 def _look(config: Any) -> None:
-    """Print what a source on this disk has. Raises DataError, with the remedy, for one that no run can be made of."""
+    """Print what a source on this disk has. Raises DataError, with the remedy, if no run can be made from it."""
     from ddm_ray.data.sources import is_here
 
-    # Owners name their images as they prepare them.
+    # If shards are given, owners name their images in `ddm prepare`.
     if not is_here(config.data.source) or config.partition.given:
         return
     from ddm_ray.data.sources.look import look
@@ -85,7 +86,7 @@ def _look(config: Any) -> None:
 
 
 def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], None]) -> Any:
-    """Begin a run whose trainings begin with weights of others, once these are known to fit."""
+    """Begin a run that starts from other runs' weights, after a check that these fit."""
     from ddm_ray.sampling.initial_weights import create_run
 
     run, lacking = create_run(run_url, config, on_replaced)
@@ -98,13 +99,12 @@ def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], 
 @RUN
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as one JSON object.")
 def status(run_url: str, as_json: bool) -> None:
-    """Show which artifacts of RUN are finished, begun, failed or waiting, read from storage alone.
+    """Show which artifacts of RUN are finished, begun, failed or waiting. Only storage is read.
 
-    For a job that failed it says why, and which command continues. Looks at begun jobs until each gives a sign of life,
-    mostly for some seconds, at most for a minute. A job without one for 10 seconds, or three times as long as it takes
-    between two of them, is silent: it may be dead. Names where each runs (island, host, Ray job), and warns of islands
-    whose versions differ. Of runs that extend RUN, or append to it, it says how far they are: by their heartbeats as
-    these are, without looking for signs of life.
+    For a failed job the command says why, and how to continue. It waits until each begun job gives a sign of life,
+    usually some seconds, at most a minute. A job is silent, and may be dead, if its heartbeat doesn't change for 10
+    seconds and for three of its usual pauses. The command also names where each job runs (island, host, Ray job), warns
+    if islands have different versions of libraries, and shows the progress of runs that extend RUN.
 
     \b
       ddm status runs/digits
@@ -122,9 +122,9 @@ def status(run_url: str, as_json: bool) -> None:
         return
     say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
     if run.base and run.appends:
-        say(f"  appends {run.appends.files:,} files to {run.base.url}, and goes on from its clusters and weights")
+        say(f"  appends {run.appends.files:,} files to {run.base.url}, and continues with its clusters and weights")
     elif run.base:
-        say(f"  goes on from {run.base.url}, whose rows and partition it has")
+        say(f"  continues {run.base.url}, and shares its rows and partition")
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")
@@ -137,7 +137,7 @@ def status(run_url: str, as_json: bool) -> None:
 
 
 def _say_how_far(run: Any) -> None:
-    """Name the runs that train on where this one ends, each with how far it is."""
+    """Name the runs that extend this one, with their progress."""
     from ddm_ray.jobs.extension_status import extension_statuses
 
     for extension in extension_statuses(run):
@@ -147,7 +147,7 @@ def _say_how_far(run: Any) -> None:
 
 
 def _as_json(run: Any) -> dict[str, Any]:
-    """All that `status` says, but for the remedies."""
+    """Everything that `status` prints, without remedies."""
     from ddm_ray.jobs.describe import describe
     from ddm_ray.jobs.extension_status import extension_statuses
     from ddm_ray.jobs.observer import survey_once
@@ -185,7 +185,7 @@ def _as_json(run: Any) -> dict[str, Any]:
     "--every",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Time between two looks at storage. Default: 2 on a disk, 15 where each look is paid for.",
+    help="Time between two looks at storage. Default: 2 on a disk, 15 in a bucket, where each look costs money.",
 )
 @click.option(
     "--prometheus", type=click.IntRange(1, 65535), metavar="PORT", help="Serve gauges at http://HOST:PORT/metrics."
@@ -204,8 +204,8 @@ def _as_json(run: Any) -> dict[str, Any]:
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="A job has stalled after this long, and three of its steps, without a sign of life; a launch that has no"
-    " attempt yet, after 10 minutes at the earliest.",
+    help="A job has stalled after this time, and the time of three steps, without a sign of life. A launch without an"
+    " attempt stalls after 10 minutes at the earliest.",
 )
 def watch(
     run_url: str,
@@ -216,19 +216,19 @@ def watch(
     webhook: str | None,
     stalled_after: float,
 ) -> None:
-    """Show all artifacts of RUN as a live table, and islands at work on it, until all is trained, or Ctrl-C.
+    """Show a live table of RUN's artifacts and of islands at work, until all is trained, or Ctrl-C.
 
-    Reads storage alone, as `ddm status` does: it may run anywhere, many times at once, and die at any moment.
+    The command reads only storage, as `ddm status` does. You may run it anywhere, several times at once, and kill it at
+    any moment.
 
     \b
       ddm watch runs/digits
       ddm watch s3://lab/run7 --prometheus 9400
       ddm watch s3://lab/run7 --webhook https://hooks.slack.com/services/... --stalled-after 300
 
-    The webhook gets {"run", "artifact", "event", "attempt", "step", "steps", "text", "final"}, where the event is
-    stalled, failed, damaged, unsaved (its states can't be), resumed or finished. After a failure that isn't final the
-    next attempt begins by itself. A job that stays stalled has no process left that could begin one: run its command
-    again.
+    The webhook gets {"run", "artifact", "event", "attempt", "step", "steps", "text", "final"}. The event is stalled,
+    failed, damaged, unsaved (states can't be saved), resumed or finished. After a failure that isn't final the next
+    attempt begins by itself. A job that stays stalled has no process left to begin one: run its command again.
     """
     from ddm_ray.islands.list_workers import WorkerTable
     from ddm_ray.jobs.describe import line
@@ -258,7 +258,7 @@ def watch(
         if hook:
             hook.post(event)
 
-    # On a disk nobody counts requests.
+    # Requests cost nothing on a disk.
     calls = WorkerTable(run.store, 0.0 if run.store.local else LIST_SECONDS)
     try:
         loop.watch(run, _gauges(run.url, host, prometheus), on_event, warn, every, stalled_after, phrase, calls.rows)
@@ -269,12 +269,12 @@ def watch(
 
 
 def _gauges(run_url: str, host: str, port: int | None) -> Callable[[list[Any]], None]:
-    """A callback that keeps Prometheus' gauges up to date, if a port is given."""
+    """A callback that updates Prometheus gauges, if a port is given."""
     if port is None:
         return lambda survey: None
-    from ddm_ray.watch.gauges import Gauges, serve
+    from ddm_ray.watch.gauges import Gauges, serve_gauges
 
     gauges = Gauges(run_url)
-    serve(gauges, host, port)
+    serve_gauges(gauges, host, port)
     say(f"gauges at http://{host}:{port}/metrics", err=True)
     return gauges.update

@@ -1,11 +1,11 @@
-"""Sources of images and formats of files, as the command line and its page of fields list them: all that there are."""
+"""Lists of all sources of images and formats of files, for the command line and its page of fields."""
 
 from collections.abc import Iterable
 
 import click
 
 Lines = list[tuple[str, str]]
-"""Values of a field, each with words on it."""
+"""Values of a field, each with a description."""
 
 
 def registered(ours: bool = False) -> dict[str, Lines]:
@@ -21,7 +21,7 @@ def registered(ours: bool = False) -> dict[str, Lines]:
 
 
 class SourcesCommand(click.Command):
-    """A command whose help ends with all that a run may read images from."""
+    """A command with the list of all sources and formats at the end of its help."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """See click."""

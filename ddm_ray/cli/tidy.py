@@ -1,4 +1,4 @@
-"""The verb that lists, and deletes, what of a run no artifact needs."""
+"""The verb for garbage collection: it lists, and deletes, objects of a run that no artifact needs."""
 
 from typing import TYPE_CHECKING
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 @main.command()
 @RUN
-@click.option("--delete", "delete_them", is_flag=True, help="Delete what is listed. Without it nothing is.")
-@click.option("--milestones", is_flag=True, help="Also weights of finished jobs that were published on the way.")
+@click.option("--delete", "delete_them", is_flag=True, help="Delete what is listed. Without it nothing is deleted.")
+@click.option("--milestones", is_flag=True, help="Include weights that finished jobs published before their end.")
 def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
-    """List what of RUN no artifact needs any more, with its bytes; --delete deletes it.
+    """List objects of RUN that no artifact needs any more, with their sizes. --delete deletes them.
 
-    These are training states of what is finished, weights of its other attempts that weren't published, chunks that
-    nothing names, and files that a killed process didn't finish, a day later. What is under way is left alone, whatever
-    lies there; so are milestones, unless asked for. Without the states that trainings ended with they can't be trained
-    for longer: begin `ddm extend` first, whose states are left alone until it has ended.
+    These are training states of finished jobs, unpublished weights of their other attempts, chunks that nothing names,
+    and unfinished files of killed processes after a day. Unfinished jobs and stages are left alone. Milestones are
+    kept, unless you ask for them. A finished job can't be extended without its last state: run `ddm extend` first,
+    which keeps the states that it needs until it has finished.
 
     \b
       ddm tidy runs/digits
       ddm tidy runs/digits --delete
       ddm tidy s3://lab/run7 --milestones --delete
     """
-    from ddm_ray.run.garbage import delete, leftovers
+    from ddm_ray.run.garbage import delete_garbage, leftovers
     from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
@@ -36,7 +36,7 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
     if left:
         _show(left)
         if delete_them:
-            delete(run, left)
+            delete_garbage(run, left)
             click.echo("deleted")
         else:
             click.echo("nothing was deleted; --delete does it")
@@ -44,7 +44,7 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
         click.echo("nothing is left over")
     if run.store.local is None:
         click.echo(
-            "Uploads that were cut off are in no list, and are paid for: give the bucket a lifecycle rule"
+            "Incomplete uploads aren't listed, but they cost money: give the bucket a lifecycle rule"
             " AbortIncompleteMultipartUpload of 1 day."
         )
 

@@ -1,4 +1,4 @@
-"""The verb that trains: one network of a run, or all that a mixture needs side by side."""
+"""The verb that trains one network of a run, or all networks that a mixture needs."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -50,18 +50,18 @@ def train(
     island: str | None,
     address: str | None,
 ) -> None:
-    """Train one model of RUN: `expert INDEX`, the `router`, the `monolith` that the mixture is compared with, or a
-    `student`: one ordinary network that learns what the finished experts predict. Or `all` experts and the router.
+    """Train one model of RUN, or `all` experts and the router.
 
-    With `all` as many are trained at once as there are CPUs (or GPUs) and memory for, the others wait for their turn; a
-    mixture does without monolith and student, so these come along where --monolith and --student say so. What is
-    finished is left alone. One that fails doesn't end the others.
+    The models are `expert INDEX`, the `router`, the `monolith` with which the mixture is compared, and the `student`,
+    one ordinary network that learns what the finished experts predict. `all` trains as many models at once as CPUs (or
+    GPUs) and memory allow; the others wait. It includes monolith and student only with --monolith and --student.
+    Finished models are skipped. If one fails, the others go on.
 
-    An expert needs only run.json and its own shard. Kill this command at any moment; the same command continues from
-    the last saved states. If it runs twice at once, the older one ends within a minute; the first to commit counts.
+    An expert needs only run.json and its own shard. You may kill this command at any moment; the same command continues
+    from the last saved states. If it runs twice, the older one ends within a minute, and the first commit counts.
 
-    Exits with 0 once all is finished; with 75 if the same command may work later: storage or Ray is away, or
-    workers were lost too often in a row; with 1 if something must be mended first, or another launch has taken over.
+    Exit code 0: all is finished. 75: the same command may work later, because storage or Ray is away, or workers were
+    lost too often in a row. 1: something must be mended first, or another launch has taken over.
 
     \b
       ddm train runs/digits all --monolith
@@ -91,7 +91,7 @@ def train(
 
     def stage(run: Any, report: Any) -> None:
         StopRequests(run.store, artifact, None).require_none()
-        # First of all, so that of a job that ends here, for whatever reason, one hears elsewhere.
+        # This comes first, so that other machines see why a job ended here.
         with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
             site = load_island(islands, island)
             site.require_run(run.url)
@@ -119,7 +119,7 @@ def train(
 def _train_all(
     run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
-    """Train what isn't finished yet of these artifacts, under one live view, and print what each is then."""
+    """Train the unfinished ones of these artifacts with one live view, and print the result of each."""
     from ddm_ray.jobs.describe import describe
     from ddm_ray.jobs.status import status
     from ddm_ray.watch.live_view import LiveView
@@ -134,7 +134,7 @@ def _train_all(
     _require_some(run, left)
     if not left:
         return
-    # The longest first, so that none is left alone in the end; a student has to wait for others.
+    # The longest job first, so that it doesn't run alone in the end. A student has to wait for others.
     left.sort(key=lambda artifact: artifact.kind != "monolith")
     rows: list[str] = [each for each in artifacts if each in left]
     with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
@@ -154,7 +154,7 @@ def _train_all(
 
 @contextmanager
 def each_failure_named() -> Iterator[None]:
-    """Print a line for each of the trainings that failed, before the error that says how many did."""
+    """Print a line for each training job that failed, before the error with their number."""
     try:
         yield
     except DDMError as error:
@@ -164,7 +164,7 @@ def each_failure_named() -> Iterator[None]:
 
 
 def _require_some(run: Any, artifacts: list[Artifact]) -> None:
-    """Raise what the first artifact lacks to be trained, if each lacks something that none of the others is."""
+    """Raise what the first artifact lacks, if each artifact lacks an input that isn't among the others."""
     lacks: list[DDMError] = []
     for artifact in artifacts:
         try:
@@ -188,9 +188,9 @@ def _train(
     gpu: bool,
     launch: Any = None,
 ) -> None:
-    """Train artifacts on the Ray that the island, or an address, names; `gpu`: these were asked for here."""
+    """Train artifacts on the Ray of the island or address. `gpu`: --gpu was given."""
     from ddm_ray.cores import usable_cores
-    from ddm_ray.ray_session import busy_cores, gpus, keep_logs, ray_session
+    from ddm_ray.ray_session import busy_cores, cluster_gpus, keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.launch import train_all
 
@@ -198,7 +198,7 @@ def _train(
     ray_address, token_file = site.ray(address)
     if gpu:
         require_gpu(ray_address)
-    if not (site.name or ray_address or os.environ.get("RAY_ADDRESS")):  # a file, or a cluster, would say
+    if not (site.name or ray_address or os.environ.get("RAY_ADDRESS")):  # no file and no cluster sets the CPUs
         site = site.model_copy(update={"train": sharing_idle_cores(site.train, len(artifacts))})
     cores = usable_cores()
     asked = min(cores, len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
@@ -206,7 +206,7 @@ def _train(
         if private and (crowd := crowding(busy_cores(), asked, cores)):
             queued = f"; `ddm train {run.url} all` trains what is left, as many at once as have room"
             warn(crowd + (queued if len(artifacts) == 1 else ""))
-        tell_of_workers("train", site.train.use_gpu, gpus())
+        tell_of_workers("train", site.train.use_gpu, cluster_gpus())
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)
@@ -214,7 +214,7 @@ def _train(
 
 
 def sharing_idle_cores(placement: Any, jobs: int) -> Any:
-    """`sharing` of this machine's cores that no other command keeps busy."""
+    """`sharing` with the cores of this machine that no other command keeps busy."""
     from ddm_ray.cores import usable_cores
     from ddm_ray.ray_session import busy_cores
 
@@ -222,9 +222,9 @@ def sharing_idle_cores(placement: Any, jobs: int) -> Any:
 
 
 def sharing(placement: Any, jobs: int, cores: int) -> Any:
-    """The placement of so many jobs, as many at once as there are cores for: each worker asks for its whole share.
+    """The placement for so many jobs, in which each worker requests its whole share of the cores.
 
-    On GPUs it stays as it is.
+    As many jobs run at once as there are cores for. A placement on GPUs isn't changed.
     """
     if placement.use_gpu:
         return placement
@@ -235,21 +235,21 @@ def sharing(placement: Any, jobs: int, cores: int) -> Any:
 
 
 def crowding(busy: float, asked: float, cores: int) -> str | None:
-    """Words on a machine whose `cores` are too few for this command beside the busy ones; None: they suffice."""
+    """A warning if `cores` are too few for this command beside the busy ones; None if they suffice."""
     if not busy or not asked or busy + asked <= cores:
         return None
     return f"other commands of yours keep {busy:g} of this machine's {cores} cores busy, and this one {asked:g} more"
 
 
 def _with_memory(run: Any, artifacts: list[Artifact], placement: Any) -> dict[Artifact, Any]:
-    """The placement by artifact, each asking this machine's Ray for the memory that a worker will take."""
+    """The placement by artifact. Each requests the memory of a worker from this machine's Ray."""
     from ddm_ray.islands.needs import needs_of
     from ddm_ray.ray_session import memory_bytes
 
     placements: dict[Artifact, Any] = {}
-    with suppress(DDMError):  # its training says so
+    with suppress(DDMError):  # the training job reports it
         for need in needs_of(run, artifacts):
-            # Of what doesn't fit one is trained at a time, and may find room after all.
+            # Jobs that don't fit are trained one at a time, and may find room after all.
             memory = min(need.memory_on_cpu(placement), memory_bytes() / placement.workers.min)
             resources = placement.resources_per_worker
             resources = resources | {"memory": resources.get("memory", float(int(memory)))}

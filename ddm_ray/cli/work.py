@@ -1,4 +1,4 @@
-"""The verb of an island: work, which takes what a run has left to train, trains it, and looks again."""
+"""The verb of an island: `work` takes an unfinished job of a run, trains it, and looks for the next one."""
 
 import os
 import signal
@@ -23,16 +23,16 @@ from ddm_ray.run.graph import Artifact, trained_of, wanted_of
     "--island",
     required=True,
     metavar="NAME",
-    help="Name of this island: one of --islands FILE, or any of one's own with --placement or on a laptop.",
+    help="Name of this island: one in --islands FILE, or any name with --placement or on a laptop.",
 )
 @click.option(
     "--placement",
     metavar="JSON",
-    help='Fields of the island in place of a file, for submitted jobs: \'{"workers": 8, "use_gpu": true}\'.',
+    help='Fields of the island instead of a file, for submitted jobs: \'{"workers": 8, "use_gpu": true}\'.',
 )
 @ADDRESS
 @click.option(
-    "--only", multiple=True, metavar="MODEL", help="Take this alone: expert:3, router. May be given many times."
+    "--only", multiple=True, metavar="MODEL", help="Train only this: expert:3, router. May be given many times."
 )
 @with_extras("Train")
 @click.option(
@@ -53,16 +53,16 @@ def work(
     extras: list[str],
     lease: float,
 ) -> None:
-    """Train whatever RUN has left to train, model by model, until all of it is finished.
+    """Train the unfinished models of RUN, one after another, until all are finished.
 
-    Start it on each island, in any order, at any time, as often as you like: as a Ray job, a service, or in a terminal.
-    Islands share nothing but the run's storage. Each looks there, takes a model that is free, trains it, and looks
-    again. A model is free until an island takes it, and again once that island has given no sign of life for its lease.
-    Where nothing is free, a much faster island takes over from a slow one, which saves its state first. An island that
-    waits says for what. The same command twice on one island: the second stands by.
+    Start this command on each island, at any time and in any order: as a Ray job, a service, or in a terminal. Islands
+    share nothing but the run's storage. Each island takes a free model, trains it, and takes the next one. A model is
+    free if no island holds it, or if its island's lease has expired. If nothing is free, a much faster island takes
+    over from a slow one, which saves its state first. A waiting island says what it waits for. If the command runs
+    twice on one island, the second one stands by.
 
-    Exits with 0 once all is finished or the island is drained (`ddm islands drain`); with 75 if the same command may
-    work later; with 1 if something must be mended first. After SIGTERM it saves a state and leaves.
+    After SIGTERM it saves a state and exits. Exit code 0: all is finished, or the island is drained (`ddm islands
+    drain`). 75: the same command may work later. 1: something must be mended first.
 
     \b
       ddm work runs/digits --island laptop
@@ -96,15 +96,15 @@ def work(
 
     leaving = Event()
 
-    def heed_sigterm() -> None:
+    def handle_sigterm() -> None:
         signal.signal(signal.SIGTERM, lambda *_: leaving.set())
 
-    heed_sigterm()
+    handle_sigterm()
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
     with (
-        WorkerHeartbeat(run.store, site.name, lease, **fields) as keeper,
+        WorkerHeartbeat(run.store, site.name, lease, **fields) as heartbeat,
         LiveView(
-            f"{run.url}, island {keeper.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
+            f"{run.url}, island {heartbeat.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
         ) as view,
     ):
 
@@ -113,9 +113,9 @@ def work(
             where, how = site.ray(address), site.train
             if not (islands or placement or where[0] or os.environ.get("RAY_ADDRESS")):
                 how = sharing_idle_cores(how, 1)
-            # A session each, so that a worker that waits holds no Ray.
+            # One session per job, so that a waiting worker holds no Ray.
             with losses_of_ray(), ray_session(*where, how.asked.get("CPU", 0.0)) as private:
-                heed_sigterm()  # Ray takes it for itself
+                handle_sigterm()  # again, since Ray has replaced the handler
                 train_all(run, [launch.artifact], how, watch, not private, launch, lost=keep_logs)
 
         def require_room() -> None:
@@ -126,11 +126,11 @@ def work(
         def report(statuses: list[Any], doing: str) -> None:
             view.show_statuses(statuses)
             done.update({each.artifact: each.fraction for each in statuses})
-            # Its row tells of the whole run; only what is committed is wholly done.
+            # The island's row shows the whole run's progress. Only committed artifacts count as 100 %.
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
-        board = RunObserver(run, trained, work_of(run))
-        worker = IslandWorker(run, keeper, board, train, report, require_room, leaving.is_set, job)
+        observer = RunObserver(run, trained, work_of(run))
+        worker = IslandWorker(run, heartbeat, observer, train, report, require_room, leaving.is_set, job)
         end = worker.run_to_end()
     say(f"{site.name}: {end}")
     say_extensions(run)
@@ -139,7 +139,7 @@ def work(
 
 
 def _artifact(run: Any, text: str) -> Artifact:
-    """The artifact that --only names, as `expert:3`."""
+    """The artifact for a value of --only, such as `expert:3`."""
     known = {words(artifact).replace(" ", ":"): artifact for artifact in trained_of(run.config)}
     if text not in known:
         raise ConfigError(f"--only {text!r:.60}", Give("only", f"choose of {', '.join(known)}"))

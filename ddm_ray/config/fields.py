@@ -9,7 +9,7 @@ import annotated_types as bounds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ddm_ray.spelling import nearest
+from ddm_ray.spelling import closest_match
 
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 _BOUNDS = {
@@ -58,7 +58,7 @@ def meant_field(field: str, root: type[BaseModel]) -> str:
     dotted = [f"{path}.{known}".removeprefix(".") for path, model in _models(root, "") for known in model.model_fields]
     beside = [path for path in dotted if path.rpartition(".")[0] == parent]
     for paths in (beside, dotted):
-        near = nearest(name, [path.rpartition(".")[2] for path in paths])
+        near = closest_match(name, [path.rpartition(".")[2] for path in paths])
         if near is not None:
             named = dict.fromkeys(path for path in paths if path.rpartition(".")[2] == near)
             matches = sorted(named, key=lambda path: path.count("."))

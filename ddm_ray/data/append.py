@@ -8,7 +8,7 @@ from ddm_ray.data.prepare.new_files import NewFiles, list_new, rows_so_far
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.sources import absolute_name
 from ddm_ray.errors import ConfigError, DataError
-from ddm_ray.jobs.extend import place_of
+from ddm_ray.jobs.extend import reserve_extension
 from ddm_ray.run.extension import Appended, Extension
 from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS
 from ddm_ray.run.run import Run
@@ -46,7 +46,7 @@ def append(run: Run, steps: Mapping[Part, int], source: str | None = None, chunk
     require_initial_weights(continued(run.config, steps, base, name))  # raises before anything is written
     added = Appended(source=name, files=len(new.files), listing=new.listing)
     extension = Extension(steps=dict(steps), inherits=(), appends=added)
-    url = place_of(run, extension)
+    url = reserve_extension(run, extension)
     create_run(url, extension.configure(run.config, base))
     begun = Run.open(url)
     rows_store(begun, ROWS).plan(lambda: new.plan)

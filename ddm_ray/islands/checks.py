@@ -1,4 +1,4 @@
-"""Checks of a machine that is to train a run, as one list: each returns nothing, or a line with the remedy."""
+"""Checks of a machine that is to train a run, as one list. Each check returns "" or a line with the remedy."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from ddm_ray.data.loading.cache import cache_root
 from ddm_ray.errors import StorageError
 from ddm_ray.islands.needs import ModelNeeds
 from ddm_ray.jobs.examination import broken_word
-from ddm_ray.jobs.versions import versions as installed
+from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.memory import total_bytes
 from ddm_ray.models.hub import out_of_reach
 from ddm_ray.placement import TrainPlacement
@@ -20,12 +20,12 @@ from ddm_ray.store.store import Store
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, and the trainings that it is to have a part in.
+    """A machine, and the training jobs in which it is to take part.
 
-    `needs`: of the models that are left; `encoders`: names of the networks that encode their texts. `workers` of one
-    training, `here` of them on this machine. `in_ray`: this process has joined the Ray cluster that is to train.
-    `expected`: versions of libraries that all machines are to have; `note`: key of an object that is on the run's
-    storage, where that is the same for all.
+    `needs`: those of the unfinished models. `encoders`: names of their text encoders. `workers`: number of workers of
+    one job, `here` of them on this machine. `in_ray`: this process has joined the Ray cluster that is to train.
+    `expected`: versions of libraries that all machines should have. `note`: key of an object on the run's storage,
+    which shows that all machines see the same storage.
     """
 
     run_url: str
@@ -40,7 +40,7 @@ class Machine:
 
 
 def storage(machine: Machine) -> str:
-    """Check that the run's storage is here, and keeps its word."""
+    """Check that the run's storage can be reached and is reliable."""
     store = Store(machine.run_url)
     try:
         if machine.note and not store.exists(machine.note):
@@ -55,9 +55,9 @@ def storage(machine: Machine) -> str:
 
 
 def versions(machine: Machine) -> str:
-    """Check that libraries are those that all machines are to have."""
-    here = installed()
-    # Builds of one version, as 2.12.0+cpu, and patches of Python compute the same.
+    """Check that libraries have the expected versions."""
+    here = installed_versions()
+    # Builds of one version, such as 2.12.0+cpu, and patch versions of Python compute the same.
     others = [
         f"{library.replace('_', '-')} is {here.get(library, 'missing')}, where this was asked {version}"
         for library, version in machine.expected.items()
@@ -67,7 +67,7 @@ def versions(machine: Machine) -> str:
 
 
 def token(machine: Machine) -> str:
-    """Check that the Ray cluster asks for a token."""
+    """Check that the Ray cluster requires a token."""
     if not machine.in_ray or os.environ.get("RAY_AUTH_MODE") == "token":
         return ""
     return "this Ray asks for none, so anyone who reaches it can run code there; start it with RAY_AUTH_MODE=token"
@@ -90,7 +90,7 @@ def gpus(machine: Machine) -> str:
 
 
 def memory(machine: Machine) -> str:
-    """Check that memory holds the state of each model: activations and libraries come on top."""
+    """Check that memory holds the state of each model. Activations and libraries need more on top."""
     placement = machine.placement
     for need in machine.needs if machine.here else ():
         each = need.memory(machine.workers, placement.use_gpu, placement.teachers)[placement.zero_stage]
@@ -101,7 +101,7 @@ def memory(machine: Machine) -> str:
         for name, size in _gpus() if placement.use_gpu else ():
             if each > size:
                 return f"a {name} has {amount(size)}, its part of one {need.kind} takes {amount(each)}; {remedy}"
-        # A GPU's state is copied to its machine's memory when it is saved.
+        # A state on a GPU is copied to the machine's memory when it is saved.
         taken = machine.here * (need.state_bytes / machine.workers if placement.use_gpu else each)
         if taken > total_bytes():
             has = f"there are {amount(total_bytes())}"
@@ -131,7 +131,7 @@ def cache(machine: Machine) -> str:
 
 
 def encoders(machine: Machine) -> str:
-    """Check that the text encoders of the trainings can be loaded here."""
+    """Check that the text encoders can be loaded here."""
     away = next(filter(None, map(out_of_reach, machine.encoders)), "")
     return away and f"{away}; let this machine reach the hub, or copy the network into its cache (HF_HOME)"
 
@@ -140,7 +140,7 @@ CHECKS: Sequence[Callable[[Machine], str]] = (storage, versions, token, workers,
 
 
 def check(machine: Machine) -> dict[str, str]:
-    """The answer of each check of the list by its name, empty where all is well."""
+    """The answer of each check by its name; empty if all is well."""
     return {each.__name__: each(machine) for each in CHECKS}
 
 

@@ -1,9 +1,9 @@
 """The choice of a worker: which unfinished job of a run it takes, if any. Pure: no storage, no clock, no Ray.
 
-It takes what is free, the most work first. Where nothing is free it takes a job over from another worker that would
-need `SOONER` times as long as itself. So a job never waits for a faster worker, and a slow, frozen or crowded holder
-doesn't keep the last one. Over 400 simulated loads a spread of speeds, up to 64 islands, the makespan is 1.03, 1.14,
-1.12 and 1.11 of the lower bound on average at speeds 1 to 1, 4, 8 and 16.
+A worker takes a free job, the most work first. If nothing is free, it takes a job over from a worker that would need
+`SOONER` times as long. So a job never waits for a faster worker, and a slow, frozen or crowded holder doesn't keep the
+last job. Over 400 simulated loads per spread of speeds, with up to 64 islands, the makespan is on average 1.03, 1.14,
+1.12 and 1.11 times the lower bound, for speeds from 1 to 1, 4, 8 and 16.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.spelling import duration
 
 SOONER = 1.3
-"""Times as long as this worker that the holder of a job would still need, from which the job is taken over."""
+"""A job is taken over if its holder would need at least this many times as long as this worker."""
 MOVE_SECONDS = 60.0
-"""Cost of a take-over: the holder saves a state and ends, and the job starts elsewhere."""
+"""Cost of a take-over: the holder saves a state and ends, and the job starts on another island."""
 _SPEEDS, _WORKS = (1e-6, 1e30), (1e-6, 1e40)
-"""Others wrote these: what lies outside (nan too) is no speed, FLOP/s, and no job's work, FLOP."""
+"""Valid ranges of speeds (FLOP/s) and work (FLOP). They are read from storage; values outside, and NaN, are ignored."""
 _MAX_LINES = 4
 
 
 @dataclass(frozen=True)
 class OpenJob:
-    """An unfinished training job, as a look at storage shows it.
+    """An unfinished training job, as seen on storage.
 
-    `work`: FLOP left. `holder`: id of the worker that holds it, or words on a training that a command began; empty: it
-    has none. `seconds_left`: time that the holder still needs at its present pace; None if that isn't known.
-    `obstacle`: why it can't be taken now, in words; empty: nothing.
+    `work`: FLOP left. `holder`: id of the worker that holds it, or words on an attempt of a command; empty if it has
+    none. `seconds_left`: time that the holder still needs at its present speed, or None. `obstacle`: why the job can't
+    be taken now; empty if it can.
     """
 
     artifact: Artifact
@@ -40,13 +40,13 @@ class OpenJob:
 
     @property
     def free(self) -> bool:
-        """True if it may be taken now."""
+        """True if the job may be taken now."""
         return not self.holder and not self.obstacle
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A living worker: its id ISLAND/NUMBER and its `speed`, FLOP/s, None if it isn't known yet."""
+    """A living worker: its id ISLAND/NUMBER and its `speed` in FLOP/s, None if that isn't known yet."""
 
     id: str
     speed: float | None
@@ -54,17 +54,17 @@ class Worker:
 
 @dataclass(frozen=True)
 class Choice:
-    """The job that a worker takes now, from its holder if it has one; or None and the `reason` why it waits."""
+    """The job that a worker takes now, from its holder if it has one; or None and the `reason` for waiting."""
 
     take: OpenJob | None
     reason: str = ""
 
 
 def choose(jobs: Sequence[OpenJob], workers: Sequence[Worker], me: str, barred: frozenset[Artifact]) -> Choice:
-    """The choice of worker `me`, which may take none of `barred`; the same in whichever order jobs and workers come.
+    """The choice of worker `me`, which may take none of `barred`. The order of jobs and workers doesn't matter.
 
-    A speed that isn't known, or can't be, counts as the median of the others, or as 1 if none is known. A training that
-    no worker holds is never taken over. Raises ValueError if `me` is none of the workers.
+    An unknown or invalid speed counts as the median of the others, or as 1 if none is known. An attempt of a command,
+    which no worker holds, is never taken over. Raises ValueError if `me` isn't one of the workers.
     """
     speeds = _speeds(workers)
     if me not in speeds:
@@ -101,14 +101,14 @@ def _by_work(jobs: Sequence[OpenJob]) -> list[OpenJob]:
 
 
 def _completed(values: Sequence[float | None], least: float, most: float) -> list[float]:
-    """The values; for each that isn't within these limits, the lower median of those that are, 1 if none is."""
+    """The values; one outside the limits is replaced by the lower median of those inside, or by 1 if there are none."""
     known = [value for value in values if value is not None and least <= value <= most]
     usual = median_low(known) if known else 1.0
     return [value if value is not None and least <= value <= most else usual for value in values]
 
 
 def _remaining(job: OpenJob, speed: float) -> float:
-    """Seconds that the holder, of this speed, still needs; those of a job without known work are none."""
+    """Seconds that the holder still needs at this speed; 0 if the job's work isn't known."""
     if job.seconds_left is not None and 0 <= job.seconds_left < inf:
         return job.seconds_left
     return job.work / speed if _WORKS[0] <= job.work <= _WORKS[1] else 0.0

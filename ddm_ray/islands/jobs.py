@@ -1,7 +1,7 @@
-"""One island's Jobs API, by the HTTP that Ray documents: jobs are submitted, asked about and stopped.
+"""Client of an island's Jobs API, over the HTTP that Ray documents: submit a job, read its status, stop it.
 
-Ray's own client isn't used: where $RAY_ADDRESS is set it asks that cluster instead, with this one's token, and it waits
-for ever for an island that was cut off. Here a token goes to its island's host and port, and nowhere else.
+Ray's own client isn't used. If $RAY_ADDRESS is set, it sends requests, with this island's token, to that cluster. It
+also waits for ever for an island that was cut off. This client sends a token to its island's host and port only.
 """
 
 import json
@@ -25,15 +25,15 @@ from ddm_ray.store.refusals import refusal
 SECONDS, SUBMIT_SECONDS = 20.0, 60.0
 """Longest time for an answer; a submission waits for the island's job agent."""
 LOOK_SECONDS = 0.5
-MOST_BYTES, MOST_LOG_BYTES = 1 << 20, 16 << 20
-"""Longest answer that is read, and longest log."""
-_MOST_TOKEN = 4096
+MAX_BYTES, MAX_LOG_BYTES = 1 << 20, 16 << 20
+"""Largest size of an answer and of a log that are read."""
+_MAX_TOKEN = 4096
 _TOKEN_FIX = "name the file that has its token as token_file in the islands' file"
 
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job as its island has it. `seconds`: from its submission to its end, None while it lives or if unknown."""
+    """A job as its island reports it. `seconds`: time from submission to end; None while it runs, or if unknown."""
 
     id: str
     status: Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
@@ -43,12 +43,12 @@ class SubmittedJob:
 
     @property
     def ended(self) -> bool:
-        """True once it is over, whyever."""
+        """True once the job has ended for any reason."""
         return self.status not in ("PENDING", "RUNNING")
 
 
 class _Details(BaseModel):
-    """Fields of Ray's answer about a job that are of use here. Times are in ms, by the island's clock."""
+    """The fields of Ray's answer about a job that are used here. Times are in ms, by the island's clock."""
 
     status: Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
     message: str | None = None
@@ -74,10 +74,10 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class JobsAPI:
-    """The Jobs API at a URL. What it is asked raises RayAway if nobody answers, RayError for what won't pass."""
+    """The Jobs API at a URL. Requests raise RayAway if there is no answer, and RayError for errors that won't pass."""
 
     def __init__(self, island: str, url: str, token_file: str | None = None, seconds: float = SECONDS):
-        """`token_file` has the island's token, read anew for each question; none: the environment says, as for Ray."""
+        """`token_file` has the island's token and is read at each request. The default token is the environment's."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"island {island}: jobs is a URL, as http://HEAD:8265, got {url!r:.60}")
@@ -86,7 +86,7 @@ class JobsAPI:
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
 
     def submit(self, entrypoint: str, submission_id: str, metadata: dict[str, str] | None = None) -> bool:
-        """Submit a job, a line of shell; False if the island has had a job of this id already. Waits for no start."""
+        """Submit a job, a line of shell, without waiting for its start; return False if its id exists already."""
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "metadata": metadata or {}}
         status, text = self._ask("POST", "/api/jobs/", body, max(self._seconds, SUBMIT_SECONDS))
         if status == 200:
@@ -96,19 +96,19 @@ class JobsAPI:
         raise self._refused(status, text)
 
     def job(self, submission_id: str) -> SubmittedJob | None:
-        """The job of this id; None if the island doesn't know it, as after the loss of a head."""
+        """The job of this id; None if the island doesn't know it, for instance after the loss of its head."""
         status, text = self._ask("GET", f"/api/jobs/{quote(submission_id)}")
         if status == 404 and "does not exist" in text:
             return None
         return self._parse(_Details, status, text).job(submission_id)
 
     def run(self, entrypoint: str, seconds: float, interrupted: Event) -> tuple[SubmittedJob, list[str]]:
-        """Submit a job, a line of shell, and wait for its end; the job, and its last lines.
+        """Submit a job, a line of shell, wait for its end, and return it with the last lines of its log.
 
-        Raises RayAway, and stops it, after so many `seconds`, or once `interrupted`.
+        After so many `seconds`, or once `interrupted`, the job is stopped and RayAway is raised.
         """
         name, deadline = f"ddm-{secrets.token_hex(8)}", time.monotonic() + seconds
-        job = self.job(name)  # raises at once where nobody answers
+        job = self.job(name)  # raises at once if there is no answer
         submitted = False
         while True:
             trouble = RayAway(f"{self._where}: the job is {job.status if job else 'lost'} after {seconds:.0f} s")
@@ -120,20 +120,20 @@ class JobsAPI:
                 if job is not None and job.ended:
                     return job, self.log_tail(name, 200, 2000)
             except RayAway as error:
-                trouble = error  # it answers some seconds before it takes jobs
+                trouble = error  # a new cluster answers some seconds before it takes jobs
             if interrupted.wait(LOOK_SECONDS) or time.monotonic() > deadline:
                 with suppress(RayError, ConfigError):
                     self.stop(name)
                 raise trouble
 
     def log_tail(self, submission_id: str, lines: int = 20, length: int = 1000) -> list[str]:
-        """The last lines that a job printed, each made printable, and of at most `length` characters."""
-        status, text = self._ask("GET", f"/api/jobs/{quote(submission_id)}/logs", most=MOST_LOG_BYTES)
+        """The last lines that a job printed, each made printable and cut to `length` characters."""
+        status, text = self._ask("GET", f"/api/jobs/{quote(submission_id)}/logs", most=MAX_LOG_BYTES)
         printed = self._parse(_Logs, status, text).logs.splitlines()[-lines:]
         return [printable(line, length) for line in printed]
 
     def stop(self, submission_id: str) -> bool:
-        """Stop a job, which is given some seconds after a SIGTERM; False if it was over, or isn't known."""
+        """Stop a job by SIGTERM, with some seconds to end; return False if it has ended or isn't known."""
         status, text = self._ask("POST", f"/api/jobs/{quote(submission_id)}/stop")
         if status == 404 and "does not exist" in text:
             return False
@@ -168,9 +168,9 @@ class JobsAPI:
         path: str,
         body: Any = None,
         seconds: float | None = None,
-        most: int = MOST_BYTES,
+        most: int = MAX_BYTES,
     ) -> tuple[int, str]:
-        """Status and text of an answer. Redirects and proxies aren't followed: they would be given the token."""
+        """Status and text of an answer. Redirects and proxies aren't followed, since they would receive the token."""
         seconds = seconds or self._seconds
         deadline = time.monotonic() + seconds
         headers = {"Content-Type": "application/json"}
@@ -181,7 +181,7 @@ class JobsAPI:
             connection.request(verb, self._path + path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             data = b""
-            # A read waits for at most `seconds` for some bytes, a slow answer has many reads.
+            # The timeout applies to each read, and a slow answer has many reads.
             while part := answer.read1(1 << 16):
                 data += part
                 if len(data) > most:
@@ -202,7 +202,7 @@ class JobsAPI:
         return RayAway(f"{self._where} can't be reached: {refusal(error)}")
 
     def _token(self) -> str:
-        """The token to give, empty for none. Raises ConfigError for a file that has none."""
+        """The token to send; empty for none. Raises ConfigError for a file without a valid token."""
         named = self._token_file
         if named is None:
             if token := os.environ.get("RAY_AUTH_TOKEN"):
@@ -212,19 +212,19 @@ class JobsAPI:
             return ""
         try:
             with Path(named).expanduser().open("rb") as file:
-                data = file.read(_MOST_TOKEN + 1)
+                data = file.read(_MAX_TOKEN + 1)
         except OSError as error:
             raise ConfigError(f"island {self._island}: token_file {named}: {error.strerror}") from None
         return self._printable_token(data.decode(errors="replace"), f"token_file {named}")
 
     def _printable_token(self, text: str, source: str) -> str:
         token = text.strip()
-        # Anything else would end the header that it is sent in.
-        if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        # Other characters could end the header in which the token is sent.
+        if not token or len(token) > _MAX_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigError(f"island {self._island}: {source} has no token: one line of letters and digits")
         return token
 
 
 def _last_line(text: str) -> str:
-    """The last line of a text that says something, printable: of a traceback it says why."""
+    """The last line of a text that isn't blank, made printable. In a traceback it has the reason."""
     return printable(next((line for line in reversed(text.splitlines()) if line.strip()), ""), 200)

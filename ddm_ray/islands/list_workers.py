@@ -1,10 +1,10 @@
-"""Roll call: which islands are at work on a run, and on what; each is looked at until it gives a sign of life."""
+"""Lists the workers of all islands on a run and what they do. Each is observed until it gives a sign of life."""
 
 import math
 import time
 from collections.abc import Callable
 
-from ddm_ray.islands.worker_heartbeat import WorkerState, workers
+from ddm_ray.islands.worker_heartbeat import WorkerState, read_workers
 from ddm_ray.jobs.judge import Sightings
 from ddm_ray.jobs.observer import LOOK_SECONDS
 from ddm_ray.spelling import duration
@@ -14,41 +14,41 @@ from ddm_ray.store.store import Store
 def list_workers(
     store: Store, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> dict[WorkerState, bool]:
-    """The newest note of each worker that hasn't ended, and whether it has moved while it was looked at.
+    """The newest heartbeat of each worker that hasn't ended, and whether it has changed while it was observed.
 
-    Takes until all have moved, or half the lease of those that haven't has passed: half a minute mostly, at most.
+    This takes until all have changed, or until half the lease of the others has passed: usually at most half a minute.
     """
-    first = {each.id: each.beat for each in workers(store)}
+    first = {each.id: each.beat for each in read_workers(store)}
     began = clock()
     while True:
-        notes = [each for each in workers(store) if not each.ended]
+        notes = [each for each in read_workers(store) if not each.ended]
         moved = {each: first.get(each.id) != each.beat for each in notes}
         if all(moved[each] or clock() - began > each.lease_seconds / 2 for each in notes):
             return moved
         sleep(LOOK_SECONDS)
 
 
-def line(presence: WorkerState, lives: bool) -> str:
+def worker_line(worker: WorkerState, lives: bool) -> str:
     """One line of a table on a worker: its island, what it does, where it runs."""
-    return f"{presence.island:<16} {'' if lives else 'no sign of life, '}{words(presence)}"
+    return f"{worker.island:<16} {'' if lives else 'no sign of life, '}{worker_words(worker)}"
 
 
-def words(presence: WorkerState) -> str:
+def worker_words(worker: WorkerState) -> str:
     """Words on what a worker does, and where it runs."""
-    doing = f"trains {presence.holds}" if presence.holds else f"waits: {presence.waits or 'starting'}"
-    speed = f", {presence.speed:.2g} FLOP/s" if presence.speed else ""
-    where = " ".join(filter(None, (presence.host, presence.job)))
-    return f"{doing}{speed} (worker {presence.number}{f' on {where}' if where else ''})"
+    doing = f"trains {worker.holds}" if worker.holds else f"waits: {worker.waits or 'starting'}"
+    speed = f", {worker.speed:.2g} FLOP/s" if worker.speed else ""
+    where = " ".join(filter(None, (worker.host, worker.job)))
+    return f"{doing}{speed} (worker {worker.number}{f' on {where}' if where else ''})"
 
 
 RARELY = 10
-"""Times a usual silence that a worker is taken for gone, and looks of which one asks for it again."""
+"""A worker that is silent for this many leases is read only at every tenth look."""
 
 
 class WorkerTable:
-    """Roll call again and again, as often as it is asked for; storage is asked each `every` seconds at most.
+    """A table of all islands' workers for repeated display. Storage is read at most once in `every` seconds.
 
-    A worker is silent once its beat has stood still for its lease in this observer's sight.
+    A worker is silent once this observer has seen no change of its counter for the length of its lease.
     """
 
     def __init__(self, store: Store, every: float):
@@ -58,19 +58,19 @@ class WorkerTable:
         self._rows, self._asked_at = list[tuple[str, str, bool]](), -math.inf
 
     def rows(self, now: float) -> list[tuple[str, str, bool]]:
-        """A row for each island that is at work, or was since this began: its name, what it does, True if it is silent.
+        """A row for each island seen at work since the start: its name, what it does, True if it is silent.
 
-        `now` is a reading of the observer's own clock in seconds.
+        `now`: seconds by the observer's clock.
         """
         if now - self._asked_at >= self._every:
             self._rows, self._asked_at = self._ask(now), now
         return self._rows
 
     def _ask(self, now: float) -> list[tuple[str, str, bool]]:
-        # Each read is paid for, and those who were killed never end: after a while they are rarely looked at.
+        # Each read costs money, and killed workers never note their end. After a while they are read rarely.
         known = {} if self._number % RARELY == 0 else self._silent
         self._number += 1
-        notes = [*workers(self._store, self._ended | known.keys()), *known.values()]
+        notes = [*read_workers(self._store, self._ended | known.keys()), *known.values()]
         self._ended |= {each.id for each in notes if each.ended}
         self._silent = {}
         by_island: dict[str, list[tuple[float, WorkerState]]] = {}
@@ -86,11 +86,12 @@ class WorkerTable:
 
 
 def _row(island: str, at_work: list[tuple[float, WorkerState]]) -> tuple[str, str, bool]:
-    """The row of an island: of its workers that live the oldest works, and others stand by."""
+    """The row of an island. The oldest of its living workers trains; the others stand by."""
     if not at_work:
         return island, "has left", False
     silence, first = min(at_work, key=lambda pair: (pair[0] > 0, pair[1].number))
     if silence:
-        return island, f"no sign of life for {duration(silence)}, {words(first)}", True
+        return island, f"no sign of life for {duration(silence)}, {worker_words(first)}", True
     others = sum(not each for each, _ in at_work) - 1
-    return island, words(first) + (f", {others} more stand{'s' if others == 1 else ''} by" if others else ""), False
+    by = f", {others} more stand{'s' if others == 1 else ''} by" if others else ""
+    return island, worker_words(first) + by, False

@@ -1,4 +1,4 @@
-"""The list of checks on each machine of the Ray cluster that this process has joined."""
+"""The checks of `checks.py` on each machine of the Ray cluster that this process has joined."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +12,11 @@ from ddm_ray.spelling import one_line
 from ddm_ray.train.ray.room import places_on
 
 SECONDS = 60.0
-"""Longest time for a machine's answer: it starts a process for it."""
+"""Longest time for a machine's answer. The machine starts a process for it."""
 
 
 def check_machines(machine: Machine) -> Iterator[tuple[str, dict[str, str]]]:
-    """The name of each machine that has room for a worker, and the answers of its checks; of all if none has room."""
+    """Name and check results of each machine that has room for a worker, or of all machines if none has."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     places = [places_on(node, machine.placement) for node in nodes]
     least, most = machine.placement.workers.min, machine.placement.workers.max
@@ -27,7 +27,7 @@ def check_machines(machine: Machine) -> Iterator[tuple[str, dict[str, str]]]:
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            # It has none of the GPUs, and is to see all.
+            # The check requests no GPU, and should see all of them.
             runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}},
         ).remote(replace(machine, here=min(here, machine.workers))): node["NodeManagerHostname"]
         for node, here in zip(nodes, places, strict=True)

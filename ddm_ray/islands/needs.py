@@ -1,4 +1,4 @@
-"""Needs of a run's trainings: what each model takes wherever it is trained, and how much of each is left."""
+"""Needs of a run's training jobs: memory and storage of each model on any machine, and how much is left to train."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,15 @@ from ddm_ray.train.estimate import bytes_a_parameter
 from ddm_ray.train.job import TrainJob, train_job
 
 LIBRARIES_BYTES = 1.4e9
-"""Memory that a training takes beside its tensors, about: of its worker, and of the controller that tends it."""
+"""Approximate memory of a training job beside its tensors: that of its worker process and of its controller."""
 
 
 @dataclass(frozen=True)
 class ModelNeeds:
-    """The trainings of one kind (expert, router, monolith), all alike; `left`: share of each that isn't done, 0 to 1.
+    """The training jobs of one kind (expert, router, monolith), which are all alike.
 
-    `rows`: bytes of the rows that each trains on; None before the run is partitioned. `model` has no memory.
+    `left`: unfinished share of each job, 0 to 1. `rows`: bytes of each job's rows; None before the run is partitioned.
+    `model` is on the meta device.
     """
 
     kind: str
@@ -47,7 +48,7 @@ class ModelNeeds:
         return num_parameters(self.model)
 
     def teachers_bytes(self, use_gpu: bool, teachers: int | None) -> int:
-        """Bytes of the networks that a student's worker holds beside its own; 0 for other models."""
+        """Bytes of the teachers and router that a student's worker holds; 0 for other models."""
         if not self.job.asked:
             return 0
         num_experts = self.config.partition.num_clusters
@@ -57,7 +58,7 @@ class ModelNeeds:
 
     @cached_property
     def text_parameters(self) -> int | None:
-        """Parameters of text encoders that a worker holds, 0 without; None where this machine can't tell."""
+        """Parameters of a worker's text encoders; 0 if it has none, None if this machine doesn't know them."""
         text = self.config.data.text
         if text is None or not encoders_in_training(self.config):
             return 0
@@ -65,32 +66,32 @@ class ModelNeeds:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a state's files: indexes and the curve come on top, and are small."""
+        """Bytes of a state's files, without indexes and the loss curve, which are small."""
         return 16 * self.parameters
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of published weights, likewise."""
+        """Bytes of published weights, without small files."""
         return 4 * self.parameters
 
     def memory(self, workers: int, use_gpu: bool, teachers: int | None = None) -> list[float | None]:
-        """Bytes of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
+        """Bytes of a worker's memory (on a GPU, or on a CPU with its copy of the state), by ZeRO stage 0 to 3.
 
-        With those of a student's `teachers`, which are as in a placement, and of text encoders that this machine has.
-        Activations, buffers of communication and libraries come on top. None for a stage that can't be.
+        They include a student's `teachers` (see TrainPlacement) and known text encoders, but no activations,
+        communication buffers or libraries. An impossible stage gives None.
         """
         beside = self.teachers_bytes(use_gpu, teachers) + (2 if use_gpu else 4) * (self.text_parameters or 0)
         each = bytes_a_parameter(self.job.train.precision, workers, use_gpu)
         return [None if one is None else one * self.parameters + beside for one in each]
 
     def memory_on_cpu(self, placement: TrainPlacement) -> float:
-        """Bytes of a machine's memory that a worker on its CPU takes, but for activations, so placed."""
+        """Bytes of a machine's memory that a worker on its CPU takes in this placement, without activations."""
         sizes = self.memory(placement.workers.max, False, placement.teachers)
         return LIBRARIES_BYTES + (sizes[placement.zero_stage] or max(size for size in sizes if size))
 
 
 def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
-    """The needs of these artifacts of a run, by kind in their order; two listings, and requests for begun ones."""
+    """The needs of these artifacts of a run, by kind in their order. Reads two listings and the begun jobs."""
     by_kind: dict[str, list[Artifact]] = {}
     for artifact in artifacts:
         by_kind.setdefault(artifact.kind, []).append(artifact)
@@ -112,7 +113,7 @@ def _parameters(spec: dict[str, Any]) -> int:
 
 
 def _rows(config: RunConfig, members: list[Artifact], sizes: Mapping[str, int]) -> dict[Artifact, int] | None:
-    """Bytes of the rows that each of these artifacts trains on; None if a shard is missing."""
+    """Bytes of each artifact's rows; None if a shard is missing."""
     shards = dict.fromkeys(shards_of(config), 0)
     if any(f"{each}/{NAME}" not in sizes for each in shards):
         return None

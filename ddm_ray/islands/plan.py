@@ -1,4 +1,4 @@
-"""The plan of a run: rows, memory, disk and time of its trainings where they are placed so. Writes nothing."""
+"""The plan of a run: rows, memory, disk and time of its training jobs in a given placement. It writes nothing."""
 
 import math
 import os
@@ -24,17 +24,17 @@ from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.spelling import one_line
 
-# Of an embedding whose network isn't loaded, and of the thumbnail beside latents.
+# Assumed dimension of an embedding, as its network isn't loaded, and assumed size of the thumbnail beside latents.
 _EMBEDDING_DIM, _THUMBNAIL_BYTES = 768, 3000
 
 
 @dataclass(frozen=True)
 class KindPlan:
-    """Trainings of one kind: their number, how many are `left` (parts count), and what one of them takes, in bytes.
+    """The training jobs of one kind: their number, how many are `left` (parts count), and what each takes, in bytes.
 
-    `rows` that one trains on, least and most, and their bytes: None where only reading the source tells. `memory` of a
-    worker, without activations unless `measured`. `disk`: its last state and weights. `seconds` from its first step to
-    its last; None if that isn't known, `unknown` says why.
+    `rows`, `rows_bytes`: smallest and largest number of a job's rows, and their bytes; None if only reading the source
+    tells. `memory`: that of a worker, without activations unless `measured`. `disk`: its last state and weights.
+    `seconds`: time from the first step to the last; None if that isn't known, and `unknown` says why.
     """
 
     kind: str
@@ -52,11 +52,11 @@ class KindPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All trainings of a run, `at_once` of them side by side. Sizes in bytes.
+    """All training jobs of a run, `at_once` of them in parallel. Sizes are in bytes.
 
-    `rows_bytes`: of the prepared rows and the shards. `disk` is what is still to be written at most; `disk_free` is
-    None where the run isn't on a disk of this machine. `memory_free` is a GPU's, where trainings use these. `seconds`
-    until all is trained, None if that isn't known. `price_per_hour` is the island's, if it has one.
+    `rows_bytes`: those of the prepared rows and the shards. `disk`: the most that is still to be written. `disk_free`:
+    None if the run isn't on a disk of this machine. `memory_free`: that of a GPU, if jobs use GPUs. `seconds`: time
+    until all is trained, None if unknown. `price_per_hour`: that of the island, if it names one.
     """
 
     trainings: tuple[KindPlan, ...]
@@ -71,9 +71,9 @@ class RunPlan:
 
 
 def plan(run: Run, trained: Sequence[Artifact], site: Island, measures: bool) -> RunPlan:
-    """The plan of training these artifacts as an island would that this machine is of; unnamed: on this one alone.
+    """The plan to train these artifacts on the island `site`, which has machines like this one; unnamed: this machine.
 
-    `measures`: times are by trial steps, which a process takes only once.
+    `measures`: measure times by trial steps, which a process can do only once.
     """
     placement, needs = site.train, needs_of(run, trained)
     (rows, rows_bytes, to_write), folder = _rows(run), Path(run.url)
@@ -83,7 +83,7 @@ def plan(run: Run, trained: Sequence[Artifact], site: Island, measures: bool) ->
     left = [(each, share) for each, need in zip(kinds, needs, strict=True) for share in need.left.values() if share]
     at_once = max(1, min(len(left), 1 if site.name else _at_once(kinds, placement)))
     times = [share * each.seconds for each, share in left if each.seconds is not None]
-    # States before the last one go once a training is finished.
+    # Older states are deleted once a job is finished.
     passing = at_once * placement.keep_states * max((need.state_bytes for need in needs), default=0)
     return RunPlan(
         tuple(kinds),
@@ -123,9 +123,9 @@ def _estimated(need: ModelNeeds, run: Run, count: int | None, placement: TrainPl
 
 
 def _measured(kinds: Sequence[KindPlan], needs: Sequence[ModelNeeds], placement: TrainPlacement) -> Iterator[KindPlan]:
-    """The plans with times and memory of trial steps; a student's time is by the experts' speed."""
+    """The plans with times and memory of trial steps. A student's time follows from the experts' speed."""
     if not placement.use_gpu:
-        os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is loaded: it would take any GPU that it sees
+        os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported, which would use any GPU that it sees
     from ddm_ray.train import local
     from ddm_ray.train.trial import trial
 
@@ -142,22 +142,22 @@ def _measured(kinds: Sequence[KindPlan], needs: Sequence[ModelNeeds], placement:
                 continue
             try:
                 step_seconds, memory = trial(job, config.data, config.partition.num_clusters, placement)
-            except Exception as error:  # whatever a compiler, or too little memory, raises
+            except Exception as error:  # compilers and a lack of memory raise errors of any kind
                 yield replace(each, unknown=one_line(error, 200))
                 continue
             speed = speed or of_step / step_seconds
-            # The process that tends a training comes on top, as its part of the libraries does.
+            # The job's controller comes on top, with its share of the libraries.
             memory += 0 if placement.use_gpu else LIBRARIES_BYTES / 2
             yield replace(each, measured=True, memory=memory, seconds=step_seconds * flops / of_step)
 
 
 def _memory_free(placement: TrainPlacement) -> float:
-    """Bytes of memory that are free: of this machine, or of its first GPU where trainings use GPUs."""
+    """Bytes of free memory on this machine, or on its first GPU if jobs use GPUs."""
     return torch.cuda.mem_get_info()[0] if placement.use_gpu else free_bytes()
 
 
 def _at_once(kinds: Sequence[KindPlan], placement: TrainPlacement) -> int:
-    """Number of trainings that this machine has room for side by side."""
+    """Number of training jobs for which this machine has room at the same time."""
     if placement.use_gpu:
         return torch.cuda.device_count() // placement.workers.max
     room = usable_cores() / placement.asked.get("CPU", 1.0), free_bytes() / max(each.memory for each in kinds)
@@ -165,13 +165,13 @@ def _at_once(kinds: Sequence[KindPlan], placement: TrainPlacement) -> int:
 
 
 def _rows(run: Run) -> tuple[int | None, int | None, int]:
-    """Rows of the source, bytes of them as prepared rows and shards together, and how many of these are to be written.
+    """Number of rows, bytes of prepared rows and shards together, and how many of these bytes are still to be written.
 
-    None where only reading the source tells.
+    The first two are None if only reading the source tells.
     """
     rows, config = _info(run, ROWS), run.config
     written = [sum(run.store.sizes(each).values()) if _info(run, each) else 0 for each in (ROWS, PARTITION)]
-    in_source = None if rows or config.partition.given else count_source_rows(config.data)  # owners name their own
+    in_source = None if rows or config.partition.given else count_source_rows(config.data)  # each owner has a source
     count = RowsInfo.of(rows).rows if rows else in_source
     if count is None:
         return None, None, 0
@@ -182,12 +182,12 @@ def _rows(run: Run) -> tuple[int | None, int | None, int]:
 
 
 def _info(run: Run, artifact: Artifact) -> Manifest | None:
-    with suppress(DDMError):  # its own stage says so
+    with suppress(DDMError):  # the artifact's stage reports it
         return run.finished(artifact)
     return None
 
 
 def _row_bytes(data: DataConfig) -> int:
-    """Bytes of a row in its shard before they are compressed."""
+    """Bytes of a row in its shard, uncompressed."""
     size = (math.prod(data.stored_shape) + data.stores_mirrored * math.prod(data.shape)) * data_dtype(data).itemsize
     return size + (data.text.token_bytes + data.text.pooled_bytes if data.text else 0)

@@ -1,7 +1,7 @@
-"""The board: what one worker of an island sees on storage, the run's training jobs, who holds each, and all workers.
+"""The run view: what an island's worker sees on storage. It has the training jobs, their holders, and all workers.
 
-A holder has a lease of a length that it announces. Whatever it or its attempt writes renews it, in sight of this
-observer and by this observer's own clock. A job whose lease has expired is free.
+A holder has a lease and announces its length. The lease is renewed when this observer sees a change in what the holder
+or its attempt writes, by this observer's own clock. A job with an expired lease is free.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.islands.choose import OpenJob, Worker
-from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS, WorkerState, forget, workers
+from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS, WorkerState, forget, read_workers
 from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.jobs.job_files import TAKES, JobFiles, list_jobs
 from ddm_ray.jobs.job_status import START_SECONDS
@@ -28,15 +28,15 @@ from ddm_ray.spelling import duration
 from ddm_ray.train.job import train_job
 
 LIST_SECONDS, LACK_SECONDS = 10.0, 30.0
-"""Pause between two listings while a job is silent, and between two looks for inputs that are missing."""
+"""Pause between two listings while a job is silent, and between two looks for missing inputs."""
 
 
 @dataclass(frozen=True)
 class RunView:
-    """All that a worker chooses by: jobs that are unfinished, workers that live, and the statuses behind them.
+    """The facts for a worker's choice: unfinished jobs, living workers, and the statuses of all jobs.
 
-    `drained`: who asked that the island takes nothing; None: nobody. `ahead`: an older living worker of the same
-    island, which goes first; None: there is none.
+    `drained`: words on the request that drains the island, or None. `ahead`: an older living worker of the same island,
+    which goes first, or None.
     """
 
     statuses: list[Status]
@@ -47,14 +47,14 @@ class RunView:
 
     @property
     def finished(self) -> bool:
-        """True once nothing is left to train."""
+        """True if nothing is left to train."""
         return not self.jobs
 
 
 class RunObserver:
-    """Looks at `artifacts` of a run for one worker, as often as it is asked to.
+    """Gives one worker's views of `artifacts` of a run.
 
-    `work_of` tells the FLOP of an artifact's whole training.
+    `work_of` returns the FLOP of an artifact's whole training.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class RunObserver:
         self._ready, self._lacks = set[Artifact](), dict[Artifact, tuple[str, float]]()
 
     def look(self, me: WorkerState) -> RunView:
-        """The run as it is now, for the worker with this presence. Raises StorageError."""
+        """The current view of the run for the worker `me`. Raises StorageError."""
         now = self._now = self._clock()
-        # Takes are listed before presences are read: whoever takes a job says so in its presence first.
+        # Takes are listed before heartbeats are read, since a worker writes a take into its heartbeat first.
         statuses = self._observer.look(now)
-        known = [each for each in workers(self._run.store) if each.id != me.id]
+        known = [each for each in read_workers(self._run.store) if each.id != me.id]
         others = [each for each in known if self._lives(each, now)]
         ahead = [each for each in others if each.island == me.island and each.number < me.number]
         for dead in known:
@@ -95,11 +95,11 @@ class RunObserver:
         )
 
     def list_next(self) -> None:
-        """Have the next look list what there is."""
+        """Make the next look list files."""
         self._observer.list_next()
 
     def takes(self, artifact: Artifact) -> int:
-        """Number of the artifact's newest take, as far as is known; 0: none."""
+        """Number of the artifact's newest known take; 0 if there is none."""
         return self._files[artifact].takes
 
     def _list(self, known: Sequence[Status]) -> list[Status]:
@@ -107,8 +107,8 @@ class RunObserver:
         finished = {each.artifact: each for each in known if each.state == "finished"}
         return [finished.get(each) or status(self._run, each, self._files[each]) for each in self._artifacts]
 
-    def _lives(self, presence: WorkerState, now: float) -> bool:
-        return not presence.ended and self._seen.see(presence.id, presence.beat, now) <= presence.lease_seconds
+    def _lives(self, worker: WorkerState, now: float) -> bool:
+        return not worker.ended and self._seen.see(worker.id, worker.beat, now) <= worker.lease_seconds
 
     def _job(self, known: Status, living: Sequence[WorkerState], by_id: Mapping[str, WorkerState]) -> OpenJob:
         artifact = known.artifact
@@ -122,19 +122,19 @@ class RunObserver:
         return OpenJob(artifact, work, obstacle=self._lack(artifact))
 
     def _holder(self, known: Status, living: Sequence[WorkerState], by_id: Mapping[str, WorkerState]) -> str:
-        """Id of the worker that holds the job, or words on an attempt that no living worker holds; "" if it is free."""
+        """Id of the job's worker, or words on an attempt that no living worker holds; "" if the job is free."""
         artifact, job, silence = known.artifact, known.job, known.silent_seconds or 0.0
         take = self._take(artifact)
         worker = by_id.get(take.get("worker", ""))
         if worker is not None and worker in living and worker.holds == artifact:
-            # Its lease begins with its take: what was silent before isn't its fault.
+            # The lease begins with the take. Earlier silence is that of the previous holder.
             sign = self._files[artifact].takes, job and (job.attempt, job.sign)
             silence = self._seen.see(f"held {artifact}", sign, self._now)
             return "" if silence > max(START_SECONDS, job.lease_seconds(0.0) if job else 0.0) else worker.id
         if job is None or known.state == "stopped":
             return ""
         if known.state == "failed" and job.failure and job.failure["final"]:
-            return ""  # after any other failure its launch goes on, if that still lives
+            return ""  # after other failures the launch goes on, if it still lives
         lease = LEASE_SECONDS
         if take and take.get("launch", "") == self._newest_launch(artifact):
             if worker is None or worker.ended or worker.holds != artifact or not self._files[artifact].attempts:
@@ -146,7 +146,7 @@ class RunObserver:
         return words + (f", silent for {duration(silence)}" if known.silent else "")
 
     def _take(self, artifact: Artifact) -> dict[str, Any]:
-        """The newest take of the job: ids of its worker and of its launch; empty if there is none, or none to read."""
+        """The newest take of the job: ids of its worker and launch; empty if there is none, or if it can't be read."""
         number = self._files[artifact].takes
         if number and (artifact, number) not in self._read_takes:
             with suppress(CorruptArtifact):
@@ -155,14 +155,14 @@ class RunObserver:
         return self._read_takes.get((artifact, number), {})
 
     def _newest_launch(self, artifact: Artifact) -> str | None:
-        """Id of the launch of the newest attempt; before the first, of the one that began last."""
+        """Id of the newest attempt's launch; before the first attempt, of the launch that began last."""
         files = self._files[artifact]
         if not files.attempts:
             return files.last_launch[0] if files.last_launch else None
         return Attempt(self._run.store, artifact, files.attempts[-1]).claim().get("launch")
 
     def _lack(self, artifact: Artifact) -> str:
-        """Words on what has to be made before the artifact can be trained; "" where nothing is missing."""
+        """Words on the missing input of an artifact; "" if it can be trained."""
         if artifact in self._ready:
             return ""
         lack, until = self._lacks.get(artifact, ("", -math.inf))
@@ -184,17 +184,17 @@ class RunObserver:
 
 
 def take_key(artifact: Artifact, number: int) -> str:
-    """Key of an artifact's take of that number, which names the worker whose it is, and its launch."""
+    """Key of an artifact's take of that number. The take names its worker and its launch."""
     return f"{artifact}/{TAKES}/{number:04d}"
 
 
-def _number(presence: WorkerState) -> int:
-    """Number among the workers of its island, of which the oldest one that lives works, and others stand by."""
-    return presence.number
+def _number(worker: WorkerState) -> int:
+    """Number among the workers of an island. The oldest living one trains, and the others stand by."""
+    return worker.number
 
 
 def work_of(run: Run) -> Callable[[Artifact], float]:
-    """A function that tells the FLOP of an artifact's whole training; models of one kind are alike."""
+    """A function from an artifact to the FLOP of its whole training. Models of one kind are alike."""
     by_kind: dict[str, float] = {}
 
     def flops(artifact: Artifact) -> float:

@@ -1,8 +1,8 @@
-"""Islands' jobs, kept started through their Jobs APIs: submitted, looked at, submitted again when they end too early.
+"""Supervisor of islands' jobs: it submits them through the Jobs APIs, and submits them again if they end too early.
 
-A supervisor may be lost at any time: all that is remembered is on the islands. Jobs of a run and an island are
-numbered, and an island refuses a second one of the same number, so that of several supervisors one starts the next job.
-A new supervisor starts a job wherever none lives; after that it starts again only what may go better next time.
+A supervisor may be lost at any time, since all its state is on the islands. Jobs of a run and an island are numbered,
+and an island refuses a second job with the same number, so that one of several supervisors starts the next job. A new
+supervisor starts a job on each island without a living one. Later it restarts only jobs that may succeed next time.
 """
 
 import hashlib
@@ -18,27 +18,27 @@ from ddm_ray.islands.jobs import JobsAPI, SubmittedJob
 from ddm_ray.placement import Island
 from ddm_ray.spelling import printable
 
-# Of a shell's answers: it failed for good, it was called wrongly, it can't be run, there is none.
+# Exit codes after which a restart is useless: a final failure, wrong usage, not executable, not found.
 IN_VAIN = {1, 2, 126, 127}
 LONGEST_PAUSE, STEADY_SECONDS = 60.0, 600.0
-"""Longest pause before a job is started again; a job that ran for so long begins the pauses anew."""
-MOST_SHORT = 7
+"""Longest pause before a restart, and the run time after which pauses begin with the shortest again."""
+MAX_SHORT = 7
 _METADATA_LENGTH = 1000
-# Ray's own line in every job's log, at times after all others.
+# Ray's own line in every job's log, which is sometimes the last one.
 _BEGINNING = "Running entrypoint for job"
 
 T = TypeVar("T")
 IslandState = Literal["submitted", "running", "done", "again", "failed", "stopped", "away"]
 SETTLED: tuple[IslandState, ...] = ("done", "failed", "stopped")
-"""States of an island that its supervisor leaves as they are."""
+"""States of an island in which its supervisor does nothing more."""
 
 
 @dataclass(frozen=True)
 class IslandJob:
-    """An island's newest job, as last seen. `job`: its submission id, empty before the first; `text` is for people.
+    """An island's newest job, as last seen. `job`: its submission id, empty before the first. `text` is for people.
 
-    `again`: it ended and will be started again; `failed`: something must be mended first; `stopped`: by a person;
-    `away`: nobody answers.
+    States: `again`: it ended and will be started again. `failed`: something must be mended first. `stopped`: a person
+    stopped it. `away`: the island doesn't answer.
     """
 
     island: str
@@ -48,23 +48,23 @@ class IslandJob:
 
 
 def submission_id(run_url: str, island: str, number: int) -> str:
-    """The id of the number-th job of a run on an island, from 1: the same for whoever submits it."""
+    """The id of the number-th job of a run on an island, from 1. It is the same for all supervisors."""
     digest = hashlib.sha256(f"{run_url}\0{island}".encode()).hexdigest()[:12]
     return f"ddm-{re.sub('[^A-Za-z0-9_-]', '-', island)[:40]}-{digest}-{number}"
 
 
 def pause(short: int) -> float:
-    """Seconds until a job is started again after so many in a row that ended soon: 1, doubling to LONGEST_PAUSE."""
+    """Seconds until a restart after `short` jobs in a row that ended soon: 1, doubling up to LONGEST_PAUSE."""
     return min(LONGEST_PAUSE, 2.0 ** max(0, short - 1))
 
 
 def short_lived(ask: Callable[[int], SubmittedJob | None], number: int) -> int:
-    """Count jobs in a row, the one of this number the last, that ended before STEADY_SECONDS, up to MOST_SHORT.
+    """Count the jobs in a row up to this number that ended before STEADY_SECONDS, up to MAX_SHORT.
 
-    Read from the islands' records, by their clocks: a supervisor that was started again goes on with the pauses.
+    The times come from the islands' records and clocks, so that a restarted supervisor continues the pauses.
     """
     short = 0
-    while number > 0 and short < MOST_SHORT:
+    while number > 0 and short < MAX_SHORT:
         job = ask(number)
         if job is None or job.seconds is None or job.seconds >= STEADY_SECONDS:
             break
@@ -73,7 +73,7 @@ def short_lived(ask: Callable[[int], SubmittedJob | None], number: int) -> int:
 
 
 def complaint(lines: Sequence[str]) -> str:
-    """The last line of a log that tells of an error, else the last one at all, empty if there is none."""
+    """The last line of a log that begins with `error: `, else the last line, empty if there is none."""
     lines = [printable(line, 500) for line in lines if line.strip() and not line.startswith(_BEGINNING)]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1]
@@ -82,7 +82,7 @@ def complaint(lines: Sequence[str]) -> str:
 def last(ask: Callable[[int], T | None], low: int) -> tuple[int, T | None]:
     """The highest number above `low` with an answer, and that answer; `low` and None if there is none.
 
-    Numbers from 1 have answers up to some number, and none above it. Steps that double, then halve, take few questions.
+    All numbers from 1 to the wanted one have answers. Steps that double and then halve need few requests.
     """
     answer: T | None = None
     high: int | None = None
@@ -97,22 +97,22 @@ def last(ask: Callable[[int], T | None], low: int) -> tuple[int, T | None]:
 
 
 class KeptJob:
-    """One island's job, kept started. Each look asks the island once or a few times."""
+    """One island's job, which is restarted when necessary. Each look sends one or a few requests to the island."""
 
     def __init__(
         self, jobs: JobsAPI, run_url: str, island: str, entrypoint: str, clock: Callable[[], float] = time.monotonic
     ):
-        """`entrypoint` is a line of shell whose exit code says whether to start it again; `clock` counts seconds."""
+        """`entrypoint` is a line of shell; its exit code says whether to start it again. `clock` counts seconds."""
         self._jobs, self._run_url, self._island, self._entrypoint = jobs, run_url, island, entrypoint
         self._clock = clock
         self._number = 0
         self._looked, self._stopped = False, False
         self._last = IslandJob(island, "away", text="not asked yet")
-        # Of the ended job with this number: when to start the next one.
+        # The number of an ended job, and when to start the next one.
         self._due: tuple[int, float] = (0, 0.0)
 
     def with_entrypoint(self, entrypoint: str) -> "KeptJob":
-        """This job with another line of shell from its next start on, which comes at once where the old one failed."""
+        """This job with another line of shell from the next start, which comes at once if the job has failed."""
         if entrypoint == self._entrypoint:
             return self
         other = KeptJob(self._jobs, self._run_url, self._island, entrypoint, self._clock)
@@ -121,7 +121,7 @@ class KeptJob:
         return other
 
     def look(self) -> IslandJob:
-        """Ask for the newest job, and submit the next one if it is time. Trouble is a state, never an exception."""
+        """Read the newest job, and submit the next one when it is due. Errors become states, not exceptions."""
         try:
             self._last = self._look()
             self._looked = True
@@ -135,7 +135,7 @@ class KeptJob:
         job = self._newest()
         if job is None and self._stopped:
             return self._state("stopped", "somebody stopped it, then its head was lost")
-        if job is None:  # the first one, or a head was lost with its records
+        if job is None:  # there was no job yet, or the island's head was lost with its records
             return self._submit(1)
         self._stopped = self._looked and job.status == "STOPPED"
         if not job.ended:
@@ -160,7 +160,7 @@ class KeptJob:
         return self._state("again", f"{ended}, again in {left:.0f} s: {complaint(job.message.splitlines())}")
 
     def _why(self, job: SubmittedJob) -> str:
-        """The line of a failed job's log that says why; Ray's message has only the last few."""
+        """The line of a failed job's log with the reason. Ray's message has only the last few lines."""
         message = job.message.splitlines()[1:]
         if any(line.startswith("error: ") for line in message):
             return complaint(message)
@@ -169,13 +169,13 @@ class KeptJob:
     def _submit(self, number: int) -> IslandJob:
         name = submission_id(self._run_url, self._island, number)
         metadata = {"run": self._run_url[:_METADATA_LENGTH], "island": self._island[:_METADATA_LENGTH]}
-        # Refused where another supervisor was quicker: its job does the same.
+        # The island refuses it if another supervisor was quicker. That one's job does the same.
         self._jobs.submit(self._entrypoint, name, metadata)
         self._number = number
         return self._state("submitted")
 
     def _newest(self) -> SubmittedJob | None:
-        """The job with the highest number, which is then `_number`; None if there is none.
+        """The job with the highest number, which becomes `_number`; None if there is none.
 
         Only an ended job has a successor, and numbers have no gaps.
         """
@@ -193,7 +193,7 @@ class KeptJob:
 
 
 class JobSupervisor:
-    """A context that keeps the jobs of some islands started, each looked at by a thread of its own."""
+    """A context that keeps the jobs of some islands started. Each island has a thread."""
 
     def __init__(
         self,
@@ -202,9 +202,9 @@ class JobSupervisor:
         entrypoint: Callable[[Island], str],
         every: float = 5.0,
     ):
-        """Conduct the islands that name their Jobs API; look at each `every` seconds.
+        """Supervise the islands that name their Jobs API; look at each one `every` seconds.
 
-        `entrypoint` gives the line of shell that an island's job is. Raises ConfigError as `keep` does.
+        `entrypoint` returns the line of shell of an island's job. Raises ConfigError as `keep` does.
         """
         self.islands: dict[str, Island] = {}
         self._run_url, self._entrypoint, self._every = run_url, entrypoint, every
@@ -226,10 +226,10 @@ class JobSupervisor:
         self._closing.set()
 
     def keep(self, islands: Mapping[str, Island]) -> None:
-        """Conduct these islands from now on: new ones too, changed ones as they are now, and no others.
+        """Supervise these islands from now on, and no others.
 
-        A job that runs goes on, whatever has changed. Raises ConfigError, and changes nothing, if no island has a Jobs
-        API, or one whose runs lie elsewhere.
+        Running jobs go on, even if their island has changed. Raises ConfigError, and changes nothing, if no island has
+        a Jobs API, or if the run isn't below an island's storage.
         """
         islands = {name: island for name, island in islands.items() if island.jobs}
         if not islands:
@@ -245,7 +245,7 @@ class JobSupervisor:
             self._begin(name, job)
 
     def look(self, seconds: float = 10.0) -> list[IslandJob]:
-        """The newest state of each island, in order, without asking any; waits at first, for `seconds` at most."""
+        """The last known state of each island, in order. The first call waits for answers for at most `seconds`."""
         with self._news:
             self._news.wait_for(lambda: self._broken or len(self._seen) == len(self._kept), seconds)
             if self._broken:
@@ -254,7 +254,7 @@ class JobSupervisor:
             return list((asked | self._seen).values())
 
     def _job(self, island: Island) -> KeptJob:
-        """The job of an island; of one that was ever conducted here, what is known of it: who stopped it meant it."""
+        """The job of an island. An island that was supervised before keeps its state, such as a person's stop."""
         key, entrypoint = (island.name, island.jobs or "", island.token_file), self._entrypoint(island)
         if key in self._known:
             self._known[key] = self._known[key].with_entrypoint(entrypoint)
@@ -263,15 +263,15 @@ class JobSupervisor:
         return self._known[key]
 
     def _begin(self, name: str, kept: KeptJob) -> None:
-        # A daemon: an island that doesn't answer holds up nobody's end.
+        # A daemon, so that an island that doesn't answer can't delay the end of the process.
         threading.Thread(target=self._watch, args=(name, kept), name=f"island {name}", daemon=True).start()
 
     def _watch(self, name: str, kept: KeptJob) -> None:
-        """Look at the island for as long as it is kept as it was."""
+        """Look at the island until this job is replaced or the supervisor ends."""
         while not self._closing.is_set() and self._kept.get(name) is kept:
             try:
                 seen = kept.look()
-            except BaseException as error:  # of this program: whoever looks is told
+            except BaseException as error:  # an error of this program, which the next `look` raises
                 with self._news:
                     self._broken.append(error)
                     self._news.notify_all()

@@ -1,4 +1,4 @@
-"""A take-over: the worker that has taken a job asks the launch before its own to end, and waits until it has."""
+"""A take-over: the worker that has taken a job asks the previous launch to end, and waits for that."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from ddm_ray.run.run import Run
 
 
 class TakeOver:
-    """Asks the last launch of a job to end, for the worker of this id. Its attempt saves a state first, if it lives."""
+    """Asks the last launch of a job to end, for the worker of this id. A living attempt saves its state first."""
 
     def __init__(self, run: Run, job: OpenJob, worker_id: str, clock: Callable[[], float] = time.monotonic):
         self._run, self._job, self._clock = run, job, clock
@@ -25,12 +25,12 @@ class TakeOver:
         if files.last_launch:
             launch = Launch(job.artifact, files.last_launch[0])
             ask(run.store, launch_stop_key(launch), f"taken over by worker {worker_id}")
-        if job.holder and files.attempts:  # without a holder its lease has expired
+        if job.holder and files.attempts:  # a job without a holder has an expired lease
             self._attempt = Attempt(run.store, job.artifact, files.attempts[-1])
 
     @property
     def done(self) -> bool:
-        """True once the attempt has ended, its lease has expired, or a start's lease has passed."""
+        """True once the attempt has ended, its lease has expired, or START_SECONDS have passed."""
         if (attempt := self._attempt) is None:
             return True
         now = self._clock()

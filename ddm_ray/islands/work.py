@@ -1,7 +1,7 @@
-"""An island's own loop: look at storage, take a job, train it, look again, until all is finished.
+"""The loop of an island's worker: look at storage, take a job, train it, look again, until all is finished.
 
-A take is a file of the next number that storage creates for one worker only. The worker that takes a job asks the
-launch of the take before it to end, with its state saved, and waits for that before it begins.
+A take is a file with the next number, which storage creates for one worker only. The worker that takes a job asks the
+launch of the previous take to save its state and end, and waits for that before it begins.
 """
 
 import json
@@ -28,20 +28,20 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 
 IDLE_SECONDS, PAID_IDLE_SECONDS = 2.0, 10.0
-"""Pause between the looks of a worker that waits, on a disk and where each look is paid for."""
+"""Pause between the looks of a waiting worker, on a disk and in a bucket, where each look costs money."""
 AGAIN_SECONDS, MAX_AGAIN_SECONDS = 30.0, 600.0
-"""Time after which a worker tries a job again that has failed here, at first and at most."""
+"""Shortest and longest time after which a worker retries a job that has failed here."""
 
-_TIME = re.compile(r", \d[\d.]* \w+ left")  # each change of a note is a request
+_TIME = re.compile(r", \d[\d.]* \w+ left")  # left out of the heartbeat, since each change of it is a request
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
-"""Trains a launch's artifact to its commit, and calls back with its statuses; raises DDMError where it gives up."""
+"""Trains a launch's artifact to its commit, and calls back with its statuses. Raises DDMError if it gives up."""
 Report = Callable[[list[Status], str], None]
 
 
 @dataclass
 class _Failures:
-    """Errors of this worker by artifact, and until when, by its clock, it doesn't try again; infinite: never."""
+    """This worker's errors by artifact, and the time, by its clock, until which it doesn't retry; infinite: never."""
 
     errors: dict[Artifact, DDMError] = field(default_factory=dict)
     until: dict[Artifact, float] = field(default_factory=dict)
@@ -55,11 +55,11 @@ class _Failures:
         self.until[artifact] = now + pause if error.passes else math.inf
 
     def now(self, now: float) -> frozenset[Artifact]:
-        """Artifacts that aren't tried now."""
+        """Artifacts that must not be tried now."""
         return frozenset(artifact for artifact, until in self.until.items() if now < until)
 
     def final(self, artifacts: list[Artifact]) -> DDMError | None:
-        """The first error, if all of these have failed for good here; None: not all, or none at all."""
+        """The first error if there are artifacts and all have failed here for good; None otherwise."""
         if not artifacts or any(self.until.get(artifact) != math.inf for artifact in artifacts):
             return None
         return self.errors[artifacts[0]]
@@ -68,34 +68,33 @@ class _Failures:
 class IslandWorker:
     """Works for one island on one run; `run_to_end` does it.
 
-    `train` trains an artifact, one of `only` if that is given. `report` gets all statuses at each look, and words on
-    what the worker does. `require_room` raises RayError where nothing could be trained here now; it is called before
-    each take. `leaving` is True once this process is to end: what it trains is saved first. `job` is the Ray job that
-    it is, or "".
+    `train` trains an artifact. `report` gets all statuses at each look, and words on what the worker does.
+    `require_room` raises RayError if nothing can be trained here now; it is called before each take. `leaving` returns
+    True once this process must end; its state is saved first. `job`: id of this process's Ray job, or "".
     """
 
     def __init__(
         self,
         run: Run,
-        keeper: WorkerHeartbeat,
-        board: RunObserver,
+        heartbeat: WorkerHeartbeat,
+        observer: RunObserver,
         train: Train,
         report: Report,
         require_room: Callable[[], None] = lambda: None,
         leaving: Callable[[], bool] = lambda: False,
         job: str = "",
     ):
-        self._run, self._keeper, self._board, self._train = run, keeper, board, train
+        self._run, self._heartbeat, self._observer, self._train = run, heartbeat, observer, train
         self._report, self._require_room = report, require_room
         self._leaving, self._job, self._failures = leaving, job, _Failures()
-        self._island = keeper.presence.island
+        self._island = heartbeat.state.island
         self._idle = IDLE_SECONDS if run.store.local else PAID_IDLE_SECONDS
 
     def run_to_end(self) -> str:
-        """Work until the run is finished, the island drained or the process asked to leave; words on which.
+        """Work until the run is finished, the island is drained, or the process must leave; return words on which.
 
-        Raises RayError for a Ray cluster that is gone, or hasn't what the placement asks for; and the first error where
-        all that is left failed here for good, and nobody else is at work.
+        Raises RayError if the Ray cluster is gone or lacks resources of the placement. Raises the first error if all
+        jobs that are left have failed here for good and no other worker trains one.
         """
         while (view := self._look()) is not None:
             if view.finished:
@@ -108,11 +107,11 @@ class IslandWorker:
         return "asked to leave"
 
     def _look(self) -> RunView | None:
-        """The run as it is, once storage can be asked; None if the process is to leave before."""
+        """The current view of the run, once storage answers; None if the process must leave before that."""
         warned = False
         while True:
             try:
-                return self._board.look(self._keeper.presence)
+                return self._observer.look(self._heartbeat.state)
             except (StorageError, OSError) as error:
                 if isinstance(error, StorageError) and not error.passes:
                     raise
@@ -124,14 +123,14 @@ class IslandWorker:
             time.sleep(self._idle)
 
     def _act(self, view: RunView) -> None:
-        """Train something, or wait for the time until the next look."""
+        """Train a job, or wait until the next look."""
         if view.ahead:
             where = " ".join(filter(None, (view.ahead.host, view.ahead.job)))
             self._wait(view, f"worker {view.ahead.id} of this island is at work on {where}")
             return
         jobs, barred = list(view.jobs), self._failures.now(time.monotonic())
         while True:
-            choice = choose(jobs, view.workers, self._keeper.id, barred)
+            choice = choose(jobs, view.workers, self._heartbeat.id, barred)
             if choice.take is None:
                 break
             self._require_room()
@@ -141,28 +140,28 @@ class IslandWorker:
         possible = [job for job in view.jobs if not job.obstacle]
         error = self._failures.final([job.artifact for job in possible])
         if error and not any(job.holder for job in possible):
-            raise error  # others may go on: nothing is left that this island could do
+            raise error  # nothing is left that this island could train
         self._wait(view, choice.reason + (f"; failed here: {error}" if error else ""))
 
     def _wait(self, view: RunView, reason: str) -> None:
         with suppress(StorageError):
-            self._keeper.tell(holds="", waits=_TIME.sub("", reason))
+            self._heartbeat.update(holds="", waits=_TIME.sub("", reason))
         self._report(view.statuses, f"waits: {reason}")
         time.sleep(self._idle)
 
     def _take(self, view: RunView, job: OpenJob) -> bool:
-        """Train the job; False if another worker has taken it first."""
+        """Train the job; return False if another worker has taken it first."""
         store, artifact = self._run.store, job.artifact
         begun = Launch(artifact, island=self._island, job=self._job)
         stopper = _Stopper(store, begun, self._leaving)
         try:
-            # Before the take: every worker that lists the take reads this afterwards.
-            self._keeper.tell(holds=artifact, waits="")
-            take = json.dumps({"worker": self._keeper.id, "launch": begun.id}).encode()
-            if not store.create(take_key(artifact, self._board.takes(artifact) + 1), take):
+            # Written before the take, since other workers list takes first and read heartbeats afterwards.
+            self._heartbeat.update(holds=artifact, waits="")
+            take = json.dumps({"worker": self._heartbeat.id, "launch": begun.id}).encode()
+            if not store.create(take_key(artifact, self._observer.takes(artifact) + 1), take):
                 return False
             self._report(view.statuses, f"takes {artifact}" + (f" over from {job.holder}" if job.holder else ""))
-            before = TakeOver(self._run, job, self._keeper.id)
+            before = TakeOver(self._run, job, self._heartbeat.id)
             while not before.done:
                 stopper.require_none()
                 time.sleep(self._idle)
@@ -174,32 +173,33 @@ class IslandWorker:
             raise
         except (Stopped, Superseded) as error:
             if not stopper.trained:
-                self._failures.add(artifact, error, time.monotonic())  # else two without room would pass it on and on
+                # Otherwise two islands without room would take the job in turns.
+                self._failures.add(artifact, error, time.monotonic())
             self._report(view.statuses, f"leaves {artifact}: {error}")
             time.sleep(self._idle)
         except DDMError as error:
             self._failures.add(artifact, error, time.monotonic())
             self._report(view.statuses, f"gives up {artifact}: {error}")
         finally:
-            self._board.list_next()
+            self._observer.list_next()
             with suppress(StorageError):
-                self._keeper.tell(holds="")
+                self._heartbeat.update(holds="")
         return True
 
     def _watch(self, stopper: "_Stopper", statuses: list[Status]) -> None:
         (known,) = statuses
         job = known.job if known.state == "begun" else None
-        # A router is light: it is trained at few FLOP/s where an expert is trained at many.
+        # A router is small and trains at far fewer FLOP/s than an expert, so its speed doesn't count.
         if job and known.artifact.kind != "router" and (flops := job.value("flops_per_second")):
-            self._keeper.tell(speed=float(f"{flops:.1g}"))  # roughly: each change is a request
+            self._heartbeat.update(speed=float(f"{flops:.1g}"))  # rounded, since each change is a request
         self._report(statuses, f"trains {known.artifact}")
         stopper.look(known)
 
 
 class _Stopper:
-    """Ends a launch that is to leave: by a request on storage, which its workers heed once their state is saved.
+    """Ends a launch by a request on storage. Its workers save their state and end.
 
-    `trained`: an attempt of the launch has been seen to train.
+    `trained`: an attempt of the launch has been seen training.
     """
 
     def __init__(self, store: Store, launch: Launch, leaving: Callable[[], bool]):
@@ -208,7 +208,7 @@ class _Stopper:
         self._looked, self._stopping = time.monotonic(), False
 
     def look(self, known: Status) -> None:
-        """Each LOOK_SECONDS look whether the launch is to end. Raises Stopped where nothing could be saved."""
+        """Check every LOOK_SECONDS whether the launch must end. Raises Stopped if there is nothing to save."""
         leaving = self._leaving() and not self._stopping
         if time.monotonic() - self._looked < LOOK_SECONDS and not leaving:
             return
@@ -223,7 +223,7 @@ class _Stopper:
             self.require_none()
 
     def require_none(self) -> None:
-        """Raise Stopped if this worker, the job or the launch is to end."""
+        """Raise Stopped if this worker, the job or the launch must end."""
         if why := self._why():
             raise Stopped(f"{self.launch.artifact} is left with nothing to save, {why}")
         StopRequests(self._store, self.launch.artifact, self.launch).require_none()

@@ -1,6 +1,6 @@
-"""WorkerState: a note that a worker of an island keeps on storage of what it does, and how others read it.
+"""The heartbeat of an island's worker: a note on storage with what it does, and how other workers read it.
 
-Who lives is judged by counters that move and by the observer's own clock, as with training jobs.
+Other workers judge by its counter and their own clocks whether a worker lives, as with training jobs.
 """
 
 import json
@@ -23,22 +23,23 @@ from ddm_ray.spelling import printable
 from ddm_ray.store.store import Store
 
 LEASE_SECONDS, MAX_LEASE_SECONDS = 60.0, 600.0
-"""Silence from which a worker may be dead, so that others take its job, and the longest that it may announce.
+"""Default and longest lease of a worker. If a worker is silent for longer, others take its job.
 
-It beats each sixth of it.
+A worker beats six times per lease.
 """
-PRESENCE = "PRESENCE"
+HEARTBEAT = "PRESENCE"
+"""Name of the heartbeat's file, which older versions read, too."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _REQUESTS = 8
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """A worker's note, as it was read: `id` is ISLAND/NUMBER, `beat` a counter that grows, silence longer than
-    `lease_seconds` means that it may be dead.
+    """A worker's heartbeat, as it was read. `id` is ISLAND/NUMBER, and `beat` is a counter that grows.
 
-    `holds` is the artifact that it trains, "" none; `waits` words on what it waits for; `speed` FLOP/s of its last
-    training but of a router, None before any. It has `ended` where it said so itself.
+    A worker that is silent for more than `lease_seconds` may be dead. `holds`: the artifact that it trains, or "".
+    `waits`: words on what it waits for. `speed`: FLOP/s of its last training job other than a router, or None. `ended`:
+    it has noted its end.
     """
 
     id: str
@@ -53,28 +54,28 @@ class WorkerState:
 
     @property
     def island(self) -> str:
-        """Name of its island."""
+        """Name of the worker's island."""
         return self.id.rpartition("/")[0]
 
     @property
     def number(self) -> int:
-        """Number among the workers that its island has had."""
+        """Number among the workers that the island has had."""
         return int(self.id.rpartition("/")[2])
 
     @classmethod
     def read(cls, store: Store, worker_id: str) -> Self:
-        """The note of the worker of this id, as far as it can be read: others wrote it, maybe of another version.
+        """The readable fields of the heartbeat of the worker with this id; another version may have written it.
 
-        Raises ValueError or ConfigError for what is no id.
+        Raises ValueError or ConfigError for an invalid id.
         """
-        key = f"{_prefix(worker_id)}/{PRESENCE}"
+        key = f"{_prefix(worker_id)}/{HEARTBEAT}"
         with suppress(CorruptArtifact):
             return cls.parse(worker_id, read_note(store, key, WorkerNote) or {})
         return cls(worker_id)
 
     @classmethod
     def parse(cls, worker_id: str, fields: Mapping[str, Any]) -> Self:
-        """The note with these fields."""
+        """The state with these fields of a note."""
         lease, speed = fields.get("lease_seconds"), fields.get("speed")
         words = {name: printable(fields.get(name, ""), 200) for name in ("holds", "waits", "host", "job")}
         return cls(
@@ -87,39 +88,39 @@ class WorkerState:
         )
 
 
-def workers(store: Store, known: Container[str] = ()) -> list[WorkerState]:
-    """The notes of all workers that any island has on storage, but for those `known` by their ids.
+def read_workers(store: Store, known: Container[str] = ()) -> list[WorkerState]:
+    """The heartbeats of all islands' workers, except for those with `known` ids.
 
-    That is a listing, and a GET each.
+    This takes a listing, and a GET per worker.
     """
     ids = []
     for key in store.sizes("islands"):
         island, _, rest = key.partition("/workers/")
         number, _, name = rest.partition("/")
         worker_id = f"{island}/{number}"
-        if name == PRESENCE and _NUMBER.fullmatch(number) and is_island(island) and worker_id not in known:
+        if name == HEARTBEAT and _NUMBER.fullmatch(number) and is_island(island) and worker_id not in known:
             ids.append(worker_id)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return list(pool.map(lambda worker_id: WorkerState.read(store, worker_id), sorted(ids)))
 
 
 def last_speed(store: Store, island: str) -> float | None:
-    """FLOP/s that the island's newest worker with one has left; None: none."""
-    mine = [each for each in workers(store) if each.island == island]
+    """FLOP/s of the island's newest worker that noted a speed; None if none did."""
+    mine = [each for each in read_workers(store) if each.island == island]
     return next((each.speed for each in sorted(mine, key=_number, reverse=True) if each.speed), None)
 
 
-def _number(presence: WorkerState) -> int:
-    return presence.number
+def _number(worker: WorkerState) -> int:
+    return worker.number
 
 
 def forget(store: Store, dead: WorkerState) -> None:
-    """Delete the note of a worker that lives no more: else each look would read those of all that ever were.
+    """Delete the heartbeat of a dead worker. Otherwise each look would read those of all past workers.
 
-    What storage won't delete stays.
+    If storage refuses, it stays.
     """
     with suppress(StorageError):
-        store.delete_one(f"{_prefix(dead.id)}/{PRESENCE}")
+        store.delete_one(f"{_prefix(dead.id)}/{HEARTBEAT}")
 
 
 def _prefix(worker_id: str) -> str:
@@ -130,18 +131,18 @@ def _prefix(worker_id: str) -> str:
 
 
 class WorkerHeartbeat:
-    """Keeps one worker's presence: rewrites it six times a lease, and at once when told something new.
+    """Writes one worker's heartbeat six times per lease, and at once when a field changes.
 
-    A context manager; its end says that the worker has ended. A note that can't be written is written again.
+    A context manager; when it ends, the note says that the worker has ended. A failed write is repeated.
     """
 
     def __init__(self, store: Store, island: str, lease_seconds: float = LEASE_SECONDS, **fields: Any):
-        """Claim the next number of the island; `fields` go into the note. Raises StorageError and ConfigError."""
-        who = {"host": socket.gethostname(), "pid": os.getpid()}
-        self._store, self._fields = store, {"lease_seconds": lease_seconds, "island": island, **who, **fields}
-        self.id = f"{island}/{claim_number(store, f'{island_prefix(island)}/workers', who):04d}"
+        """Claim the next number of the island. `fields` go into the note. Raises StorageError and ConfigError."""
+        process = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._store, self._fields = store, {"lease_seconds": lease_seconds, "island": island, **process, **fields}
+        self.id = f"{island}/{claim_number(store, f'{island_prefix(island)}/workers', process):04d}"
         self._beats, self._lock, self._closing = 0, Lock(), Event()
-        self._thread = Thread(target=self._work, name="presence", daemon=True)
+        self._thread = Thread(target=self._work, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
         self._write()
@@ -152,16 +153,16 @@ class WorkerHeartbeat:
         self._closing.set()
         self._thread.join()
         with suppress(DDMError):
-            self.tell(ended=True, holds="", waits="")
+            self.update(ended=True, holds="", waits="")
 
     @property
-    def presence(self) -> WorkerState:
-        """The note as it is."""
+    def state(self) -> WorkerState:
+        """The current state, as others read it."""
         with self._lock:
             return WorkerState.parse(self.id, {**self._fields, "beat": self._beats})
 
-    def tell(self, **fields: Any) -> None:
-        """Change fields of the note, and write it before returning. Raises StorageError."""
+    def update(self, **fields: Any) -> None:
+        """Change fields of the note and write it before returning. Raises StorageError."""
         with self._lock:
             if fields.items() <= self._fields.items():
                 return
@@ -172,7 +173,7 @@ class WorkerHeartbeat:
         with self._lock:
             self._beats += 1
             note = {**self._fields, "beat": self._beats}
-            self._store.write(f"{_prefix(self.id)}/{PRESENCE}", json.dumps(note).encode())
+            self._store.write(f"{_prefix(self.id)}/{HEARTBEAT}", json.dumps(note).encode())
 
     def _work(self) -> None:
         warned = False

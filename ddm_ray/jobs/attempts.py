@@ -1,6 +1,6 @@
-"""Attempts: numbered tries of one training job. The store decides who has a number.
+"""Attempts: numbered tries of one training job. Storage gives each number to one process only.
 
-The next attempt goes on from the newest one's states; the first to commit the job counts, whichever it is.
+The next attempt continues from the newest state of the newest attempt. The first attempt that commits the job counts.
 """
 
 import json
@@ -28,22 +28,22 @@ from ddm_ray.store.store import Store
 CLAIM, HEARTBEAT, FAILED = "CLAIM", "HEARTBEAT", "FAILED"
 OUT_OF_MEMORY = "OutOfMemory"
 STATE, WEIGHTS = "state", "weights"
-"""Folders of an attempt's training states and of the weights that it publishes."""
+"""Folders of an attempt's training states and of its published weights."""
 Folders = dict[tuple[int, str], dict[str, int]]
-"""Sizes of the files of each folder of one kind, by the attempt's number and the folder's name."""
+"""Sizes of the files in each folder of one kind, by the attempt's number and the folder's name."""
 MAX_ATTEMPTS = 10**9
 _ATTEMPT, _STEP = re.compile(r"[0-9]{4,9}"), re.compile(r"step-([0-9]{9,15})")
 MAX_RIVALS, RIVAL_SECONDS = 64, 0.2
-"""Numbers that a claim loses to others at most, and the longest pause after each."""
+"""Count of numbers that a claim may lose to rivals, and the longest pause after each."""
 
 
 def attempt_number(name: str) -> int | None:
-    """The number of the attempt whose folder has this name; None for any other name."""
+    """The number of the attempt with a folder of this name; None for other names."""
     return int(name) if _ATTEMPT.fullmatch(name) and name == f"{int(name):04d}" else None
 
 
 def step_of(name: str) -> int | None:
-    """The step of the state or weights whose folder has this name; None for any other name."""
+    """The step of the state or weights in a folder of this name; None for other names."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match and name == f"step-{int(match[1]):09d}" else None
 
@@ -71,28 +71,28 @@ class Attempt:
         return f"{self.job}/attempts/{self.number:04d}"
 
     def claim(self) -> dict[str, Any]:
-        """Fields of its claim; empty if they can't be read."""
+        """Fields of the attempt's claim; empty if they can't be read."""
         with suppress(CorruptArtifact):
             return read_note(self.store, f"{self.prefix}/{CLAIM}", Claim) or {}
         return {}
 
     def beat(self, progress: dict[str, Any]) -> None:
-        """Replace the heartbeat. `progress` has a counter that grows; readers judge change, not clocks."""
+        """Replace the heartbeat. `progress` has a counter that grows; observers look for changes, not at clocks."""
         self.store.write(f"{self.prefix}/{HEARTBEAT}", json.dumps(progress).encode())
 
     def last_beat(self) -> dict[str, Any]:
-        """The progress of its last heartbeat; empty before the first, and if it can't be read."""
+        """The progress in the last heartbeat; empty before the first, and if it can't be read."""
         with suppress(CorruptArtifact):
             if fields := read_note(self.store, f"{self.prefix}/{HEARTBEAT}", Beat):
                 return {**fields, "attempt": self.number}
         return {}
 
     def fail(self, note: dict[str, Any]) -> None:
-        """Say why this attempt ended, if nobody has: `error`, its `kind`, and if trying again is in vain (`final`)."""
+        """Note why this attempt ended, unless that is noted: `error`, its `kind`, and if it is `final` (no retry)."""
         self.store.create(f"{self.prefix}/{FAILED}", json.dumps(note).encode())
 
     def failure(self) -> dict[str, Any] | None:
-        """Why it ended: what `fail` was told. None if it said nothing."""
+        """The note of `fail`; None if there is none."""
         return read_failure(self.store, f"{self.prefix}/{FAILED}")
 
     def state_prefix(self, step: int) -> str:
@@ -100,15 +100,15 @@ class Attempt:
         return f"{self.prefix}/{STATE}/step-{step:09d}"
 
     def commit_state(self, step: int, identity: Identity, records: dict[str, FileRecord], info: StateInfo) -> None:
-        """Commit a training state whose files are written, by its manifest."""
+        """Commit a training state by its manifest, after its files are written."""
         self._commit(self.state_prefix(step), identity, records, info)
 
     def drop_states(self, keep: int) -> list[CorruptArtifact]:
         """Delete all but the newest `keep` sound states of this attempt and of those before it, which it has overtaken.
 
-        Damaged ones don't count, and newer ones than all `keep` stay, as many. Before anything goes, the newest of them
-        is read back from a local disk; an object store is asked for sizes alone, as it checks what it takes, and
-        tens of GB would come back by the network each time. Returns the damage that reading back met.
+        Damaged states don't count; up to `keep` of them stay if they are newer than all kept ones. Before anything is
+        deleted, the newest state is read back from a local disk. In an object store only sizes are compared, since it
+        checks uploads itself, and tens of GB would pass the network each time. Returns the damage that was found.
         """
         damages, kept, folders = list[CorruptArtifact](), list[str](), folders_of(self.store, self.job, STATE)
         for state in _saved(self.store, self.job, folders):
@@ -134,7 +134,7 @@ class Attempt:
                     continue
             elif committed == 0 and number == self.number:
                 continue  # being written
-            self.store.delete_one(f"{prefix}/{NAME}")  # first: without it the rest isn't a state
+            self.store.delete_one(f"{prefix}/{NAME}")  # first, since it makes the rest a state
             self.store.delete(prefix)
         return damages
 
@@ -145,13 +145,13 @@ class Attempt:
     def commit_weights(
         self, step: int, identity: Identity, records: dict[str, FileRecord], info: WeightsInfo
     ) -> Manifest:
-        """Commit EMA weights whose files are written, by their manifest."""
+        """Commit EMA weights by their manifest, after their files are written."""
         return self._commit(self.weights_prefix(step), identity, records, info)
 
     def drop_weights(self, keep: int) -> None:
-        """Delete the weights that this attempt and those before it have published, but for the `keep` furthest steps.
+        """Delete published weights of this attempt and those before it, except for the `keep` highest steps.
 
-        All attempts' weights of one step stay, or go, together: the job's manifest names the last step's of one.
+        The weights of one step stay or go together in all attempts, since the job's manifest names one attempt's.
         """
         folders = [
             (name, f"{Attempt(self.store, self.job, number).prefix}/{WEIGHTS}/{name}")
@@ -161,7 +161,7 @@ class Attempt:
         dropped = sorted({name for name, _ in folders})[:-keep]
         for name, prefix in folders:
             if name in dropped:
-                self.store.delete_one(f"{prefix}/{NAME}")  # first, as of a state
+                self.store.delete_one(f"{prefix}/{NAME}")  # first, as with a state
                 self.store.delete(prefix)
 
     def _commit(self, prefix: str, identity: Identity, records: dict[str, FileRecord], info: Info) -> Manifest:
@@ -171,11 +171,11 @@ class Attempt:
 
 
 def read_failure(store: Store, key: str) -> dict[str, Any] | None:
-    """The note of a failure, as far as it can be read: another version may have written it. None if there is none."""
+    """The readable fields of a failure's note, which another version may have written. None if there is no note."""
     try:
         known = read_note(store, key, Failure)
     except CorruptArtifact:
-        known = {}  # that it failed is known even if the reason can't be read
+        known = {}  # the attempt has failed, even if the reason can't be read
     if known is None:
         return None
     fix = known.get("fix")
@@ -192,7 +192,7 @@ def _is_artifact(path: Any) -> bool:
 
 
 def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({})) -> Attempt:
-    """Claim the next free attempt number of a job, against its rivals; `about` is kept with the claim.
+    """Claim the next free attempt number of a job. `about` is stored with the claim.
 
     Raises StorageError as `claim_number` does.
     """
@@ -201,9 +201,9 @@ def claim(store: Store, job: str, about: Mapping[str, Any] = MappingProxyType({}
 
 
 def claim_number(store: Store, folder: str, fields: Mapping[str, Any]) -> int:
-    """Claim the next free number of a folder, as a claim with these fields that storage creates for one only.
+    """Claim the next free number of a folder by a file with these fields, which storage creates for one process only.
 
-    Raises StorageError if MAX_RIVALS numbers in a row are taken that storage didn't list.
+    Raises StorageError if MAX_RIVALS numbers in a row exist that storage didn't list.
     """
     first = max(_numbers(store, folder), default=0) + 1
     if first + MAX_RIVALS > MAX_ATTEMPTS:
@@ -227,7 +227,7 @@ def _numbers(store: Store, folder: str) -> list[int]:
 
 
 def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
-    """Progress last told by the newest attempt that told any, with its `attempt` number; None if none did."""
+    """The last heartbeat of the newest attempt that has one, with the `attempt` number; None if none has."""
     for number in reversed(claimed(store, job)):
         if beat := Attempt(store, job, number).last_beat():
             return beat
@@ -235,7 +235,7 @@ def heartbeat(store: Store, job: str) -> dict[str, Any] | None:
 
 
 def _damage(store: Store, state: SavedState) -> CorruptArtifact | None:
-    """The error of a state whose bytes a local disk doesn't give back as they were written."""
+    """The damage of a state on a local disk, as an error; None if all bytes are as they were written."""
     for name, record in state.manifest.files.items() if store.local else ():
         key = f"{state.prefix}/{name}"
         try:
@@ -247,10 +247,10 @@ def _damage(store: Store, state: SavedState) -> CorruptArtifact | None:
 
 
 def saved_states(store: Store, job: str) -> Iterator[SavedState | CorruptArtifact]:
-    """A job's training states, best first: highest attempt, then highest step. A damaged one as its error, and one
-    that isn't called as states are, as a copy is that somebody made.
+    """A job's training states, best first: highest attempt, then highest step.
 
-    Sizes are compared with the manifest's; checksums are whose who reads the files. All are listed at once.
+    A damaged state gives its error. So does a folder without a state's name, such as a copy that a person made. Sizes
+    are compared with the manifest here; checksums are compared when the files are read. There is one listing for all.
     """
     yield from _saved(store, job, folders_of(store, job, STATE, unnamed=False))
 
@@ -259,14 +259,14 @@ def _saved(store: Store, job: str, folders: Folders) -> Iterator[SavedState | Co
     for (number, name), sizes in sorted(folders.items(), key=_by_step, reverse=True):
         prefix, step = f"{Attempt(store, job, number).prefix}/{STATE}/{name}", step_of(name)
         if NAME not in sizes:
-            continue  # never finished, or being dropped
+            continue  # unfinished, or being deleted
         if step is None:
             yield CorruptArtifact(f"{store.url}/{prefix}: isn't called as a state is, so it isn't taken for one")
             continue
         try:
             manifest = read_manifest(store, prefix)
         except FileNotFoundError:
-            continue  # dropped meanwhile
+            continue  # deleted meanwhile
         except CorruptArtifact as error:
             yield error
             continue
@@ -283,9 +283,9 @@ def _by_step(state: tuple[tuple[int, str], Mapping[str, int]]) -> tuple[int, int
 
 
 def folders_of(store: Store, job: str, kind: str, unnamed: bool = True) -> Folders:
-    """All folders of states or of weights of a job's attempts, by one listing however many attempts there were.
+    """All folders of states or of weights of a job's attempts, from a single listing.
 
-    `unnamed`: on a local disk also those in which no file has its name yet: a killed writer may have left GBs there.
+    `unnamed`: on a local disk, include folders with unfinished files only. A killed writer may have left GBs there.
     """
     folders: Folders = defaultdict(dict)
     numbers = set[int]()
@@ -294,7 +294,7 @@ def folders_of(store: Store, job: str, kind: str, unnamed: bool = True) -> Folde
         number = attempt_number(attempt)
         if number is None:
             continue
-        if key == attempt and store.is_folder(f"{job}/attempts/{key}"):  # of the best states, maybe
+        if key == attempt and store.is_folder(f"{job}/attempts/{key}"):  # it may hold the best states
             raise StorageError(
                 f"{store.url}/{job}/attempts/{key}: can't be listed; let this user read it", passes=False
             )

@@ -1,4 +1,4 @@
-"""Copies of finished artifacts in another run's store: each file is checked by its manifest, and that comes last."""
+"""Copies of finished artifacts into another run's store. Each file is verified, and the manifest is written last."""
 
 import hashlib
 import os
@@ -19,19 +19,19 @@ from ddm_ray.store.checksummed import canonical, read_sealed, sha256
 from ddm_ray.store.store import Store
 
 COPIED = "copied"
-"""Folder of a trained artifact for weights of another store's attempt, where one of the same number began here."""
+"""Folder for the weights of another store's attempt, if an attempt of the same number exists here."""
 PART = 16 * 2**20
 """Bytes of a file that are in memory at a time."""
 OF_GIVEN_SHARDS = frozenset({"beginning", "shard", "partition", "expert", "router", "replay"})
-"""Kinds that leave their owner where shards are given; of a shard its manifest alone does: counts and checksums."""
+"""Kinds that leave their owner if owners give their shards. Only the manifest of a shard does: counts and checksums."""
 
 Report = Callable[[float, str], None]
-"""Called with the share that is done, 0 to 1, and what comes now."""
+"""Called with the finished share, 0 to 1, and the file that comes next."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """An artifact that was copied: how many files it has beside its manifest, and how many of them were written."""
+    """A copied artifact: the number and bytes of its files without the manifest, and how many were written."""
 
     artifact: Artifact
     files: int
@@ -41,7 +41,7 @@ class Copied:
 
 @dataclass(frozen=True)
 class _Part:
-    """An artifact to be copied: its manifest as bytes, and its files by their keys, without other artifacts'."""
+    """An artifact to copy: its manifest, also as bytes, and its own files by key."""
 
     manifest: Manifest
     data: bytes
@@ -53,12 +53,12 @@ class _Part:
 
 
 def copy(run: Run, url: str, artifact: Artifact | None, report: Report) -> list[Copied]:
-    """Copy an artifact, or all that are finished, into the run at `url`, which is made if there is none.
+    """Copy an artifact, or all finished artifacts, into the run at `url`, which is created if it doesn't exist.
 
-    A partition comes with all that its manifest names. Nothing that is there is replaced, and what is there already is
-    not written again, so that the same call goes on where it was interrupted. Where shards are given no row leaves.
-    Raises ConfigError for an artifact that stays with its owner, MissingArtifact, CorruptArtifact for a file that isn't
-    its manifest's, DriftError where another run, or another artifact, is there; RunError, StorageError.
+    A partition is copied with all that its manifest names. Existing files are neither replaced nor written again, so
+    that the same call continues an interrupted one. If owners give their shards, no row is copied. Raises ConfigError
+    for an artifact that stays with its owner, MissingArtifact, CorruptArtifact for a file that differs from its
+    manifest, DriftError if another run or another artifact is there, RunError and StorageError.
     """
     given = run.config.partition.given
     if artifact is not None and given and artifact.kind not in OF_GIVEN_SHARDS:
@@ -69,7 +69,7 @@ def copy(run: Run, url: str, artifact: Artifact | None, report: Report) -> list[
             _collect(run, each, parts)
     if artifact is not None and not parts:
         raise MissingArtifact(f"{run.url} has no finished {artifact} yet", run.make(artifact))
-    if not Store(url).exists(RUN_FILE):  # making a run asks for more rights than an artifact does
+    if not Store(url).exists(RUN_FILE):  # to create a run needs more rights than to copy an artifact
         Run.create(url, run.config, run.store.read(RUN_FILE))
     target = Run.open(url)
     if lines := drift(*(Identity(each.config.model_dump(mode="json")) for each in (run, target))):
@@ -86,7 +86,7 @@ def copy(run: Run, url: str, artifact: Artifact | None, report: Report) -> list[
 
 
 def _collect(run: Run, artifact: Artifact, parts: dict[Artifact, _Part], listed: FileRecord | None = None) -> None:
-    """Add a finished artifact to `parts`, after those whose manifests it lists; `listed`: its own in such a list."""
+    """Add a finished artifact to `parts`, after the artifacts that it lists. `listed`: its record in such a list."""
     where = f"{run.url}/{artifact}/{NAME}"
     manifest = run.finished(artifact, accepted=True) or run.finished(artifact)
     if manifest is None:
@@ -138,7 +138,7 @@ def _copy(run: Run, target: Run, part: _Part, report: Report) -> Copied:
 
 
 def _missing(store: Store, part: _Part) -> set[str]:
-    """Keys of the part's files that a store hasn't. Raises CorruptArtifact where it has others."""
+    """Keys of the part's files that a store lacks. Raises CorruptArtifact if it has a file with other bytes."""
     sizes = {f"{part.artifact}/{name}": size for name, size in store.sizes(part.artifact).items()}
     for key in part.files.keys() & sizes.keys():
         record = part.files[key]
@@ -150,7 +150,7 @@ def _missing(store: Store, part: _Part) -> set[str]:
 
 
 def _verified(store: Store, key: str, record: FileRecord) -> Iterator[bytes]:
-    """A file's bytes, the last of them once all are what its record says. Raises CorruptArtifact."""
+    """A file's bytes. The last ones are yielded only after the whole file is verified. Raises CorruptArtifact."""
     digest = hashlib.sha256()
     for start in range(0, record.bytes, PART):
         part = range(start, min(start + PART, record.bytes))
@@ -165,9 +165,9 @@ def _verified(store: Store, key: str, record: FileRecord) -> Iterator[bytes]:
 
 
 def _apart(part: _Part) -> _Part:
-    """The same weights, in the same order, in a folder called by their checksums. Done again it changes nothing.
+    """The same weights, in the same order, in a folder that is named by their checksums, so that a repetition agrees.
 
-    Raises CorruptArtifact for files that aren't of its weights.
+    Raises CorruptArtifact for files outside the folder of weights.
     """
     manifest, folder = part.manifest, f"{TrainedInfo.of(part.manifest).weights}/"
     if strays := [name for name in manifest.files if not name.startswith(folder)]:

@@ -1,4 +1,4 @@
-"""Sentences about the states of artifacts, for tables and for people who ask. Whatever others wrote is spelled out."""
+"""Sentences about the states of artifacts, for tables and for people. Untrusted text is made printable."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,26 +10,26 @@ from ddm_ray.jobs.launches import place_of
 from ddm_ray.jobs.status import SILENT_SECONDS, Status
 from ddm_ray.remedies import Accept, Fix, Resume
 from ddm_ray.run.info import PartitionInfo, TrainedInfo
-from ddm_ray.spelling import duration, printable, spelled_out
+from ddm_ray.spelling import duration, escape_unprintable, printable
 from ddm_ray.store.store import is_local
 
-BEAT_BYTES = 4096  # room on a disk that a heartbeat takes
+BEAT_BYTES = 4096  # space that a heartbeat takes on a disk
 MAX_SHARES = 8
-"""Clusters of which a line tells their shares."""
+"""Largest number of clusters that a line names with their shares."""
 
 
 def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
-    """One line of a table on an artifact: its name, its state, how much of it is done, `describe`."""
+    """One line of a table on an artifact: its name, its state, the finished share, and `describe`."""
     return f"{status.artifact:<16} {status.word:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
 
 
 def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed.
 
-    `phrase` puts what mends it into words. Whatever others wrote of it is spelled out.
+    `phrase` puts remedies into words. Untrusted text is made printable.
     """
     waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""
-    return spelled_out(_described(status, phrase) + waits)
+    return escape_unprintable(_described(status, phrase) + waits)
 
 
 def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
@@ -60,7 +60,7 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
 
 
 def _shares(rows_K: Sequence[int]) -> list[str]:
-    """Words on each cluster's share of the training rows, which is its expert's in a mixture; the largest first."""
+    """Words on each cluster's share of the training rows, the largest first. It is its expert's share in a mixture."""
     if not (total := sum(rows_K)):
         return []
     largest = sorted(range(len(rows_K)), key=lambda cluster: -rows_K[cluster])
@@ -92,12 +92,12 @@ def _failed(status: Status, job: JobStatus, again: str, phrase: Callable[[Fix], 
 
 
 def _older(status: Status) -> str:
-    """Words on older attempts that may live, where the newest may not."""
+    """Words on older attempts that may live while the newest may not."""
     return f"; attempt {' or '.join(map(str, sorted(status.older)))} may train on" if status.older else ""
 
 
 def _beside(job: JobStatus) -> str:
-    """Words on the newest attempt, where an older one trains on."""
+    """Words on the newest attempt if an older one still trains."""
     newest = job.beside
     if newest is None:
         return ""
@@ -137,7 +137,7 @@ def _begun(status: Status, job: JobStatus) -> str:
 
 
 def _position(status: Status, job: JobStatus, silence: float) -> str:
-    """Words on how far it is; of a job that may be dead first on that, where no narrow terminal cuts it off."""
+    """Words on the job's step. If the job may be dead, that comes first, so that no narrow terminal cuts it off."""
     where = f"step {job.step}/{job.steps}" if job.steps else ""
     if job.phase != "training":
         where = f"{job.phase} at {where}" if where else job.phase
@@ -149,7 +149,7 @@ def _position(status: Status, job: JobStatus, silence: float) -> str:
 
 
 def _is_full(run_url: str) -> bool:
-    """True if a run's local disk has no room for a heartbeat: whoever trains there can't say so."""
+    """True if a run's local disk has no room for a heartbeat, so that training processes can't report this."""
     with suppress(OSError):
         return is_local(run_url) and shutil.disk_usage(run_url).free < BEAT_BYTES
     return False

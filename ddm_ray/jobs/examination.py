@@ -1,4 +1,4 @@
-"""Examination of a run: whether its storage keeps its word, and its artifacts are what their manifests say."""
+"""Examination of a run: whether its storage is reliable, and its artifacts are what their manifests say."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,17 +17,17 @@ BYTES = b"what was written first"
 
 @dataclass(frozen=True)
 class Finding:
-    """An artifact that was looked at, and what is wrong with it; None where it is sound."""
+    """An artifact that was examined, and what is wrong with it; None if it is sound."""
 
     artifact: Artifact
     error: DDMError | None
 
 
 def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
-    """Findings on each artifact that is finished or damaged; one by one, since files take a while.
+    """Findings on each artifact that is finished or damaged. They are yielded one by one, since large files take time.
 
-    `deep`: every byte of finished artifacts is read and compared with its checksum, not sizes alone. Raises
-    StorageError where nothing can be read.
+    `deep`: read every byte of finished artifacts and compare checksums, not only sizes. Raises StorageError if nothing
+    can be read.
     """
     for status in survey(run):
         if status.state == "damaged":
@@ -37,9 +37,10 @@ def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
 
 
 def broken_word(store: Store) -> str:
-    """Words on what a run rests on, and the storage doesn't do: to create only once, and to show what was written.
+    """Words on what a run needs and the storage fails to do; empty if it works.
 
-    Writes a few bytes, and deletes them.
+    A run needs conditional writes, and reads and listings that show the last write. The check writes a few bytes and
+    deletes them.
     """
     folder = f"_probe-{uuid4().hex}"
     key = f"{folder}/object"
@@ -62,14 +63,14 @@ def broken_word(store: Store) -> str:
     except StorageError as error:
         return f"{error.message}; have this machine reach it, by a key that may read and write there"
     finally:
-        with suppress(StorageError):  # nobody minds a few bytes
+        with suppress(StorageError):  # a few bytes left behind do no harm
             store.delete(folder)
 
 
 def _wrong_file(run: Run, artifact: Artifact, deep: bool) -> CorruptArtifact | None:
-    """A file of a finished artifact that isn't what its manifest says, as an error; files of owners aren't here.
+    """An error for the first file of a finished artifact that differs from its manifest; files of owners are skipped.
 
-    By sizes alone unless `deep`: a survey has compared these but for files that a manifest names by a list.
+    Without `deep` only sizes in long lists are compared, since a survey has compared the others.
     """
     manifest = run.finished(artifact)
     assert manifest
@@ -78,7 +79,7 @@ def _wrong_file(run: Run, artifact: Artifact, deep: bool) -> CorruptArtifact | N
         return None
     sizes = run.store.sizes(artifact)
     if listed is not None and listed not in sizes:
-        return None  # an owner's rows, who gave their manifest alone
+        return None  # the owner of these rows gave only their manifest
     try:
         manifest = with_all_files(run, manifest)
         for name, record in manifest.files.items():

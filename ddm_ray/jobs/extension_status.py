@@ -1,4 +1,4 @@
-"""Progress of the extensions of a run, by a few requests each: of what they hold only folders are listed."""
+"""Progress of the extensions of a run, from a few requests each. Only folders are listed, not their files."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +14,16 @@ from ddm_ray.run.graph import EXTRAS, PARTITION, ROWS, Artifact, expert, part_of
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
 
-MOST, REQUESTS = 16, 8
-"""Extensions that are looked at, the newest ones, and requests that are made side by side."""
+MAX_READ, REQUESTS = 16, 8
+"""Number of extensions, the newest ones, that are read, and of requests at a time."""
 EXPERTS = expert(0).partition("/")[0]
 
 
 @dataclass(frozen=True)
 class Reach:
-    """A training job's steps that are done, of how many; None: none is known of. Finished once it is committed.
+    """A training job's finished `step`, None if unknown, of how many `steps`. It is `finished` once it is committed.
 
-    `begun`: an attempt has told of itself.
+    `begun`: an attempt has written a heartbeat.
     """
 
     artifact: Artifact
@@ -35,9 +35,9 @@ class Reach:
 
 @dataclass(frozen=True)
 class ExtensionStatus:
-    """Progress of the extension at a URL: its own training jobs, and where it `appends` files, what isn't made of them.
+    """Progress of the extension at a URL: its own training jobs, and if it `appends` files, which artifact it `lacks`.
 
-    `jobs` is None where it wasn't looked at, as the older ones of very many, or couldn't be, for the `error`.
+    `jobs` is None if the extension wasn't read, because there are too many or because of the `error`.
     """
 
     url: str
@@ -47,7 +47,7 @@ class ExtensionStatus:
     error: DDMError | None = None
 
     def words(self, phrase: Callable[[Fix], str] = str) -> str:
-        """A line on it; empty where it wasn't looked at. `phrase` puts remedies into words."""
+        """One line on the extension; empty if it wasn't read. `phrase` puts remedies into words."""
         if self.error:
             return self.error.text(phrase)
         if self.jobs is None:
@@ -62,7 +62,7 @@ class ExtensionStatus:
         return "; ".join(parts) or "nothing of its own to train"
 
     def as_json(self) -> dict[str, Any]:
-        """The same as numbers."""
+        """The status as fields for JSON."""
         jobs = [
             {"artifact": str(job.artifact), "finished": job.finished, "step": job.step, "steps": job.steps}
             for job in self.jobs or ()
@@ -73,15 +73,15 @@ class ExtensionStatus:
 
 
 def extension_statuses(run: Run) -> list[ExtensionStatus]:
-    """All extensions of a run, and those of each in turn, by URL; one that can't be read with its error.
+    """All extensions of a run, and their extensions in turn, by URL. One that can't be read has an error.
 
-    Of more than MOST the older ones are named alone, and theirs aren't looked for.
-    Raises StorageError where those of the run itself can't be listed.
+    If there are more than MAX_READ, the older ones have only a URL, and their extensions aren't listed. Raises
+    StorageError if the extensions of the run itself can't be listed.
     """
     statuses, pending = list[ExtensionStatus](), extensions(run)
     while pending:
         url = pending.pop()
-        if len(statuses) >= MOST:
+        if len(statuses) >= MAX_READ:
             statuses.append(ExtensionStatus(url))
             continue
         try:
@@ -97,7 +97,7 @@ def extension_statuses(run: Run) -> list[ExtensionStatus]:
 
 def _look(run: Run) -> ExtensionStatus:
     own = [job for job in trained_of(run.config) if not run.inherits(job)]
-    # One listing says which of many experts nobody has begun.
+    # One listing shows which of many experts have begun.
     begun = {f"{EXPERTS}/{name}" for name in run.store.folders(EXPERTS)}
     made = run.appends is None or [run.store.exists(f"{artifact}/{NAME}") for artifact in (ROWS, PARTITION)]
     lacks = None if made is True or all(made) else (PARTITION if made[0] else ROWS)

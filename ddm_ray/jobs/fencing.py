@@ -1,7 +1,7 @@
-"""Fencing: an attempt ends once a newer one has taken its place. Each look costs a request, while there is none.
+"""Fencing: an attempt ends once a newer one has superseded it. Each look costs one request while there is no newer one.
 
-A newer attempt takes it by a committed state, since the next attempt goes on from there; or by steps that it is seen to
-do. One that was claimed and then fell silent, or failed, takes no place.
+A newer attempt supersedes an older one by a committed state, since the next attempt continues from there, or by steps
+that the older one sees it do. A newer attempt that fell silent or failed before that supersedes nothing.
 """
 
 import time
@@ -20,14 +20,14 @@ from ddm_ray.run.manifest import NAME
 from ddm_ray.store.store import Store
 
 LOOK_SECONDS = 20.0
-"""Pause between looks: two of them and a step pass within a minute of waking, or of a network that is back."""
+"""Pause between looks. Two looks and a step take less than a minute after a machine wakes or its network is back."""
 
 
 @dataclass(frozen=True)
 class NewerAttempt:
-    """A newer attempt that has taken another's place, the fields of its claim, and the ids of all newer launches.
+    """A newer attempt that has superseded another, the fields of its claim, and the ids of all newer launches.
 
-    `lives`: False if it has ended, or its lease has expired; None while that can't be said yet.
+    `lives`: False if it has ended or its lease has expired; None while that isn't known yet.
     """
 
     number: int
@@ -41,7 +41,7 @@ class NewerAttempt:
     def error(self, number: int, launch_id: str | None, step: int | None = None) -> TrainingError:
         """Why attempt `number`, of the launch of this id, ends; after `step` steps, if it took any.
 
-        Superseded; or Preempted by one that has ended, from whose state the next attempt goes on.
+        The error is Superseded, or Preempted if the newer attempt has ended; the next one continues from its state.
         """
         which = f"attempt {number}" if step is None else f"attempt {number} ends after step {step}"
         if self.lives is False:
@@ -53,7 +53,7 @@ class NewerAttempt:
 
 
 class Fence:
-    """The attempts of a job after one of them, as that one sees them from look to look."""
+    """Watches for newer attempts of a job on behalf of one attempt."""
 
     def __init__(self, attempt: Attempt, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -61,7 +61,7 @@ class Fence:
         self._newest, self._seen = attempt.number, Sightings()
 
     def look(self) -> NewerAttempt | None:
-        """The newest attempt that has taken its place; None, at the cost of one HEAD, while there is no newer one."""
+        """The newest attempt that has superseded this one, or None. Costs one HEAD while there is no newer one."""
         while self._store.exists(f"{self._attempt(self._newest + 1).prefix}/{CLAIM}"):
             self._newest += 1
         newer = range(self._newest, self._number, -1)
@@ -97,10 +97,10 @@ def require_standing(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Raise why a launch begins no further attempt: it has given up, or another's took the place of its newest one.
+    """Raise an error if a launch must begin no further attempt: it has given up, or its newest attempt is superseded.
 
-    A launch without an attempt of its own has just begun, and is about to overtake. One whose newer attempt has ended
-    goes on from that one's state; to see that may take some LOOK_SECONDS.
+    A launch without an attempt of its own has just begun, and may overtake others. If the newer attempt has ended, the
+    launch continues from its state; to see that may take some LOOK_SECONDS.
     """
     job = launch.artifact
     if note := read_failure(store, launch.given_up_key):

@@ -1,4 +1,4 @@
-"""JobFiles: what the names of a training job's files say of it. One listing tells it of many jobs at once."""
+"""JobFiles: what the names of a training job's files say about it. One listing serves many jobs."""
 
 import re
 from collections import defaultdict
@@ -19,19 +19,19 @@ _TAKE = re.compile(rf"{TAKES}/([0-9]{{4,9}})")
 
 @dataclass(frozen=True)
 class JobFiles:
-    """The files below one job's artifact: their sizes in bytes by key relative to it."""
+    """The files below one job's artifact: their sizes in bytes by relative key."""
 
     artifact: Artifact
     sizes: Mapping[str, int]
 
     @property
     def unlisted(self) -> bool:
-        """True if the artifact's own folder can't be listed, or isn't one."""
+        """True if the artifact's own folder can't be listed, or isn't a folder."""
         return "" in self.sizes
 
     @property
     def committed(self) -> bool:
-        """True if the artifact has its manifest; only `Run.finished` knows whether it is this run's."""
+        """True if the artifact has a manifest. Only `Run.finished` tells whether it is this run's."""
         return NAME in self.sizes
 
     @cached_property
@@ -42,7 +42,7 @@ class JobFiles:
         return sorted(number for number in numbers if number is not None)
 
     def claimed(self, attempt: int) -> bool:
-        """True if the attempt's claim is there."""
+        """True if the attempt has a claim."""
         return self._holds(attempt, CLAIM)
 
     def beats(self, attempt: int) -> bool:
@@ -55,7 +55,7 @@ class JobFiles:
 
     @property
     def stopped(self) -> bool:
-        """True if nobody is to train it, as somebody asked."""
+        """True if there is a stop request for the artifact."""
         return STOP in self.sizes
 
     @property
@@ -65,9 +65,9 @@ class JobFiles:
 
     @property
     def older(self) -> list[int]:
-        """Numbers of older attempts that may train on beside the newest one, newest first.
+        """Numbers of older attempts that may still train beside the newest one, newest first.
 
-        They have beaten and noted no end, and none after them has saved a state: that would have taken their place.
+        They have a heartbeat and no noted end, and no later attempt has saved a state, which would supersede them.
         """
         first = self.saved[0]
         older = [number for number in self.attempts[:-1] if number >= first]
@@ -75,9 +75,9 @@ class JobFiles:
 
     @property
     def last_launch(self) -> tuple[str, int] | None:
-        """Id of the launch that began last, and the newest attempt's number then.
+        """Id of the launch that began last, and the number of the newest attempt at that time.
 
-        Of several that began after the same attempt the last by the clocks of those who launch.
+        If several began after the same attempt, the clocks of their machines decide which is the last.
         """
         matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))
         after, launch = max(((int(match["after"]), match["launch"]) for match in matches), default=(0, ""))
@@ -90,34 +90,34 @@ class JobFiles:
 
     @property
     def saved(self) -> tuple[int, int]:
-        """Attempt and step of the state that the next attempt goes on from: the newest attempt's newest; (0, 0): none.
+        """Attempt and step of the state that the next attempt continues from; (0, 0) if there is none.
 
-        It is committed, but unread.
+        It is the newest attempt's newest committed state. It hasn't been read.
         """
         return max(self._steps("state"), default=(0, 0))
 
     @property
     def published(self) -> int | None:
-        """Steps of the furthest published weights; None: none."""
+        """Step of the latest published weights; None if there are none."""
         return max((step for _, step in self.weights), default=None)
 
     @property
     def weights(self) -> list[tuple[int, int]]:
-        """Attempt and step of all published weights; they are committed, but unread."""
+        """Attempt and step of all published weights. They are committed, but haven't been read."""
         return self._steps("weights")
 
     def _holds(self, attempt: int, name: str) -> bool:
         return f"attempts/{attempt:04d}/{name}" in self.sizes
 
     def _steps(self, kind: str) -> list[tuple[int, int]]:
-        """(attempt, step) of all that is committed of a kind."""
+        """(attempt, step) of all committed folders of a kind."""
         matches = (match for key in self.sizes if (match := _COMMITTED.fullmatch(key)) and match["kind"] == kind)
         steps = [(attempt_number(match["attempt"]), step_of(match["step"])) for match in matches]
         return [(number, step) for number, step in steps if number is not None and step is not None]
 
 
 def list_jobs(store: Store, artifacts: Iterable[Artifact]) -> dict[Artifact, JobFiles]:
-    """The files of each job, by one listing for all jobs of a folder."""
+    """The files of each job, from one listing for all jobs of a folder."""
     by_folder: dict[str, list[Artifact]] = defaultdict(list)
     for artifact in artifacts:
         by_folder[artifact.rpartition("/")[0]].append(artifact)

@@ -1,4 +1,4 @@
-"""Progress of a training job, read from what its attempts left on storage: heartbeats, failures, milestones, states."""
+"""Progress of a training job, from what its attempts wrote to storage: heartbeats, failures, milestones, states."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,21 +11,21 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store
 
 MAX_BEAT_SECONDS, MAX_LEASE_SECONDS = 60.0, 3600.0
-"""Longest pause between two beats that a heartbeat may announce, and longest lease of an attempt of slow steps."""
+"""Longest pause between beats that a heartbeat may announce, and longest lease of an attempt with slow steps."""
 START_SECONDS = 600.0
-"""Time for which a launch that lives may have no attempt: Ray starts meanwhile, or nodes do, and nothing beats."""
+"""Time for which a living launch may have no attempt. Ray or its nodes start then, and there is no heartbeat."""
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job as one attempt tells of it, mostly the newest. `heartbeat`: the last, with the `attempt` it is of.
+    """A job from the point of view of one attempt, usually the newest.
 
-    `attempt` is 0 until the first one, and `heartbeat` is then the record of the launch. `in_vain`: why a launch ended
-    that was to go on after the newest attempt, and began none. `beside`: the job as its newest attempt tells of it,
-    where `attempt` is an older one, which an observer has seen to train on while the newest gives no sign of life.
-    `milestone` and `saved`: steps of the furthest published weights (None: none) and of the state that the next
-    attempt goes on from (0: none). `files`: the listing that told of it. `lives`: of a launch without an attempt,
-    whether its command is at work on this machine, where that can be known.
+    `attempt` is 0 before the first attempt. `heartbeat`: the last heartbeat, with the `attempt` that wrote it; before
+    the first attempt, the record of the launch. `in_vain`: why a launch after the newest attempt ended without an
+    attempt. `beside`: the status by the newest attempt, if `attempt` is an older one that an observer has seen training
+    while the newest gives no sign of life. `milestone`: step of the latest published weights, or None. `saved`: step
+    of the state from which the next attempt continues, or 0. `files`: the listing that this was read from. `lives`: for
+    a launch without an attempt, whether its command runs on this machine; None if that isn't known.
     """
 
     attempt: int
@@ -45,12 +45,12 @@ class JobStatus:
 
     @property
     def beat(self) -> int | None:
-        """The counter of the attempt's heartbeat; None before its first."""
+        """The counter in the attempt's heartbeat; None before the first."""
         return self.heartbeat.get("beat") if self.beats else None
 
     @property
     def sign(self) -> int | str | None:
-        """Fact that an observer sees change while it lives: `beat`; before the first attempt the launch's id."""
+        """The value that changes while the job lives: `beat`, or the launch's id before the first attempt."""
         launch = self.files.last_launch if self.files and not self.attempt else None
         return launch[0] if launch else self.beat
 
@@ -63,33 +63,33 @@ class JobStatus:
 
     @property
     def place(self) -> str:
-        """Words on where the attempt runs; empty where neither island nor job is known, as on a laptop."""
+        """Words on where the attempt runs; empty if neither island nor Ray job is known, as on a laptop."""
         known = self.beats and not self.heartbeat.keys().isdisjoint(("island", "job"))
         return place_of(self.heartbeat) if known else ""
 
     @property
     def left(self) -> bool:
-        """True if the attempt ended because it was asked to, with nothing lost: another one is to follow."""
+        """True if the attempt was preempted with its state saved. Another one follows."""
         return self.failure is not None and self.failure["kind"] == Preempted.__name__
 
     @property
     def stopped(self) -> bool:
-        """True if the attempt ended because somebody asked for it on storage: its launch begins no other."""
+        """True if the attempt ended by a stop request on storage. Its launch begins no other."""
         return self.failure is not None and self.failure["kind"] == Stopped.__name__
 
     @property
     def between(self) -> bool:
-        """True from the end of an attempt that left until the next one trains: mostly 15 seconds, with few beats."""
+        """True from the end of a preempted attempt until the next one trains: usually 15 seconds, with few beats."""
         return self.phase in ("starting", "leaving")
 
     @property
     def unsaved(self) -> str:
-        """Why states since the last saved one aren't saved; empty if they are."""
+        """Why newer states couldn't be saved; empty if they were."""
         return self.heartbeat.get("unsaved", "") if self.beats else ""
 
     @property
     def uncompiled(self) -> str:
-        """Words on why it trains uncompiled, and so slowly; empty where it doesn't, or where that was asked for."""
+        """Words on why the model couldn't be compiled, which makes training slow; empty if it was, or wasn't to be."""
         why = self.heartbeat.get("uncompiled", "") if self.beats else ""
         return f"uncompiled: {why}" if why else ""
 
@@ -102,7 +102,7 @@ class JobStatus:
 
     @property
     def step(self) -> int:
-        """Steps done by the attempt's heartbeat; before its first, those of the state that it goes on from."""
+        """Finished steps by the attempt's heartbeat; before the first one, by the state from which it continues."""
         step = _count(self.heartbeat.get("step")) if self.beats else None
         return self.saved if step is None else step
 
@@ -112,9 +112,9 @@ class JobStatus:
         return _count(self.heartbeat.get("steps"))
 
     def lease_seconds(self, least: float) -> float:
-        """Length of its lease: three of its beats or steps, since it beats between steps; `least` at least.
+        """Length of the lease: three beats or steps, since beats come between steps, and at least `least`.
 
-        A launch is silent from its beginning to its first attempt: its lease is START_SECONDS.
+        A launch has no heartbeat before its first attempt. Its lease is START_SECONDS.
         """
         if not self.attempt:
             return max(least, START_SECONDS)
@@ -123,23 +123,23 @@ class JobStatus:
         return max(least, 3 * pause, min(MAX_LEASE_SECONDS, 3 / rate) if rate and rate > 0 else 0.0)
 
     def value(self, name: str) -> float | None:
-        """A number of the attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
+        """A number in the attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
         number = self.heartbeat.get(name) if self.beats else None
         return number if isinstance(number, int | float) and not abs(number) > 1e300 else None
 
 
 def _count(given: Any) -> int | None:
-    """A number of steps that a heartbeat tells, if it can be one."""
+    """A number of steps in a heartbeat, if it is valid."""
     return given if isinstance(given, int) and 0 <= given < 2**53 else None
 
 
 def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> JobStatus | None:
-    """Progress of the job, from its listed files; None if it was never launched."""
+    """The status of a job by its listed files; None if it was never launched."""
     files = files or list_jobs(store, [job])[job]
     launch = _last_launch(store, files)
     if not files.attempts:
         return launch
-    # One that has just begun has no heartbeat yet: until then the one before it tells of the job.
+    # An attempt that has just begun has no heartbeat yet. Until then the one before it shows the job's progress.
     beating = [number for number in files.attempts if files.beats(number)]
     return JobStatus(
         attempt=files.attempts[-1],
@@ -155,7 +155,7 @@ def job_status(store: Store, job: Artifact, files: JobFiles | None = None) -> Jo
 
 
 def _last_launch(store: Store, files: JobFiles) -> JobStatus | None:
-    """The job as the launch that began last left it; None if an attempt has been begun since."""
+    """The job's status by the launch that began last; None if an attempt has begun since."""
     newest = max(files.attempts, default=0)
     if files.last_launch is None or files.last_launch[1] != newest:
         return None
@@ -167,7 +167,7 @@ def _last_launch(store: Store, files: JobFiles) -> JobStatus | None:
 
 
 def _failure(store: Store, files: JobFiles) -> dict[str, Any] | None:
-    """Why the newest attempt ended, if it said so."""
+    """Why the newest attempt ended, if it noted that."""
     newest = files.attempts[-1]
     attempt = Attempt(store, files.artifact, newest)
     failure = attempt.failure() if files.failed(newest) else None

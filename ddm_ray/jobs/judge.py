@@ -1,7 +1,7 @@
-"""The judge of leases: which attempts of a job live. Pure: an observer brings what it read, and its own clock.
+"""The judge of leases decides which attempts of a job live. It is pure: an observer passes what it read and its clock.
 
-An attempt, as a worker of an island, has a lease: it renews it by a counter that changes, and announces its length. No
-two machines' clocks are compared.
+An attempt, like an island's worker, has a lease. It announces the lease's length and renews it by a counter that
+changes. Clocks of different machines are never compared.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["alive", "silent", "superseded", "dead"]
-"""Verdict of an observer on an attempt: its counter has changed in sight; it may live; a newer attempt has its place;
-it has ended, or its lease has expired."""
+"""Verdict of an observer on an attempt.
+
+Alive: its counter has changed while it was observed. Silent: it may live. Superseded: a newer attempt has its place.
+Dead: it has ended, or its lease has expired.
+"""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The lease of attempt `number`, as it was read. It expires `seconds` after its `counter` has changed last.
+    """The lease of attempt `number`, as it was read. It expires `seconds` after the last change of its `counter`.
 
-    `step`: finished steps, while it trains; None: it doesn't yet. `saved`: it has committed a state. `ended`: it has
-    noted its end.
+    `step`: finished steps, or None before it trains. `saved`: it has committed a state. `ended`: it has noted its end.
     """
 
     number: int
@@ -31,7 +33,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class _Sight:
-    """A value, since when it is seen, in seconds of the observer's clock, and if it is another than the first."""
+    """A value, the time since which it is seen (by the observer's clock), and whether an earlier value was seen."""
 
     value: object
     since: float
@@ -39,7 +41,7 @@ class _Sight:
 
 
 class Sightings:
-    """The counters that one observer has seen, by name: their last values, and since when it sees these."""
+    """The counters that one observer has seen, by name: their last values, and since when it has seen them."""
 
     def __init__(self) -> None:
         self._sights: dict[str, _Sight] = {}
@@ -52,25 +54,25 @@ class Sightings:
         return now - sight.since
 
     def changed(self, name: str) -> bool:
-        """True if the value has changed in sight: what is seen first may be a dead one's."""
+        """True if the value has changed while it was observed. The first value may be a dead attempt's."""
         return name in self._sights and self._sights[name].changed
 
 
 def sight_of(job: str, number: int) -> str:
-    """Name of an attempt's counter among the sightings of many jobs."""
+    """Name of an attempt's counter among the sightings of several jobs."""
     return f"{job}/{number}"
 
 
 def takes_over(job: str, lease: Lease, seen: Sightings) -> bool:
-    """True if the attempt has taken the place of those before it: by a state, or by steps that are seen to be done.
+    """True if the attempt supersedes those before it: it has saved a state, or was observed doing steps.
 
-    Its counter alone isn't enough: it changes while nothing is trained yet.
+    Its counter isn't enough, since it changes before training begins.
     """
     return lease.saved or (not lease.ended and seen.changed(f"{sight_of(job, lease.number)} step"))
 
 
 def judge(job: str, leases: Sequence[Lease], seen: Sightings, now: float) -> dict[int, Verdict]:
-    """The verdicts on attempts of the job, by number, at `now`, seconds of the observer's clock."""
+    """The verdicts on attempts of the job, by number. `now`: seconds by the observer's clock."""
     verdicts: dict[int, Verdict] = {}
     overtaken = False
     for lease in sorted(leases, key=lambda lease: lease.number, reverse=True):

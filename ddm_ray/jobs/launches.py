@@ -1,8 +1,7 @@
-"""Launches: one command's endeavour to finish one training job, by as many attempts as that takes.
+"""Launches: a launch is one command that finishes one training job, with as many attempts as that takes.
 
-What a launch leaves lies below `<artifact>/launches/<id>/`: a record of where it began, one of each failure, and one of
-having given up.
-Its attempts carry its id in their claims. Everything here is derived from a listing, and from small files read once.
+A launch writes below `<artifact>/launches/<id>/`: a record of where it began, one of each failure, and one if it gives
+up. The claims of its attempts have its id. Everything here follows from a listing and small files that are read once.
 """
 
 import json
@@ -28,14 +27,14 @@ from ddm_ray.store.retries import NO_RETRIES
 from ddm_ray.store.store import Store
 
 LOSS_BYTES, LOSS_LETTERS = 4096, 300
-"""Bytes that are read of a record of a loss at most, and letters of it that are shown."""
+"""Largest number of bytes that are read of the record of a lost attempt, and of characters that are shown."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of the job that makes `artifact`; the `island` it runs on and the cluster's `job`, where known.
+    """One launch of the job that makes `artifact`, with its `island` and Ray `job` if these are known.
 
-    `after`: number of the job's newest attempt when it began.
+    `after`: number of the job's newest attempt when the launch began.
     """
 
     artifact: Artifact
@@ -46,36 +45,36 @@ class Launch:
 
     @property
     def prefix(self) -> str:
-        """Key prefix of all that this launch writes itself."""
+        """Key prefix of everything that the launch itself writes."""
         return f"{self.artifact}/launches/{self.id}"
 
     @property
     def given_up_key(self) -> str:
-        """Key of the record that it has given up, and why."""
+        """Key of the record that the launch has given up, and why."""
         return f"{self.prefix}/GIVEN_UP"
 
     @property
     def begun_key(self) -> str:
-        """Key of the record that it has begun, and where."""
+        """Key of the record that the launch has begun, and where."""
         return f"{self.prefix}/{BEGUN}{self.after:04d}"
 
     @property
     def place(self) -> dict[str, str]:
-        """Island and job, as far as they are known."""
+        """Island and Ray job, if they are known."""
         return {name: value for name, value in {"island": self.island, "job": self.job}.items() if value}
 
     def begun(self, store: Store) -> dict[str, Any]:
-        """The record that it has begun; empty if it can't be read."""
+        """The record that the launch has begun; empty if it can't be read."""
         with suppress(CorruptArtifact):
             return read_note(store, self.begun_key, Begun) or {}
         return {}
 
     def claim_fields(self) -> dict[str, str]:
-        """Fields of the launch in its attempts' claims."""
+        """Fields of the launch for the claims of its attempts."""
         return {"launch": self.id, **self.place}
 
     def give_up(self, store: Store, error: DDMError) -> None:
-        """Record that this launch tries no more, and why; the first reason counts."""
+        """Record that this launch gives up, and why. The first reason counts."""
         store.create(self.given_up_key, json.dumps(error.to_fields()).encode())
 
 
@@ -86,37 +85,37 @@ def place_of(fields: Mapping[str, Any]) -> str:
 
 
 def has_given_up(files: JobFiles, launch_id: str) -> bool:
-    """True if the launch of this id tries no more."""
-    # The id of an older version's launch is the key of that record itself.
+    """True if the launch of this id has given up."""
+    # In older versions the id of a launch was the key of that record.
     key = launch_id if "/" in launch_id else Launch(files.artifact, launch_id).given_up_key
     return key.removeprefix(f"{files.artifact}/") in files.sizes
 
 
 def failures_in_a_row(files: JobFiles, launch_id: str) -> int:
-    """Number of failures of the launch of this id since the job's newest state was committed."""
+    """Number of failures of this launch since the job's newest state was committed."""
     return sum(key.startswith(_failures(launch_id, files.saved)) for key in files.sizes)
 
 
 def attempts_of(launch_id: str, claims: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Numbers of the launch's attempts, ascending, by all claims."""
+    """Numbers of the launch's attempts, ascending, among all claims."""
     return sorted(number for number, claim in claims.items() if claim.get("launch") == launch_id)
 
 
 def _failures(launch_id: str, saved: tuple[int, int]) -> str:
-    """Key prefix, below the artifact, of the failures since the state of that attempt and step was committed."""
+    """Key prefix, below the artifact, of failures since the state of this attempt and step was committed."""
     return f"{_all_failures(launch_id)}{saved[0]:04d}-{saved[1]:09d}/"
 
 
 def _all_failures(launch_id: str) -> str:
-    """Key prefix, below the artifact, of all failures of the launch of this id."""
+    """Key prefix, below the artifact, of all failures of this launch."""
     return f"launches/{launch_id}/failures/"
 
 
 @contextmanager
 def noted(store: Store, launch: Launch) -> Iterator[Launch]:
-    """Note on storage that a launch begins, and the error that ends it before its first attempt, for whoever looks.
+    """Record on storage that a launch begins, and an error that ends it before its first attempt.
 
-    Yields the launch with the number of the attempt that it begins after. Nothing is left of one that Ctrl-C ends.
+    Yields the launch with the number of the attempt after which it begins. If Ctrl-C ends it, the record is deleted.
     """
     files = list_jobs(store, [launch.artifact])[launch.artifact]
     launch = replace(launch, after=max(files.attempts, default=0))
@@ -137,10 +136,10 @@ def noted(store: Store, launch: Launch) -> Iterator[Launch]:
 
 
 def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, Any]) -> None:
-    """Delete what launches in vain left that began after the same attempt, from the same island, or host without one.
+    """Delete the records of ended launches that began after the same attempt from the same place (island or host).
 
-    In vain: it has given up, or its process was on this machine and is no more. Else whoever starts a command again and
-    again would leave more, and more. What storage won't delete stays.
+    A launch has ended if it has given up, or if its process on this machine is gone. Otherwise a command that is
+    started again and again would leave ever more records. Records that storage refuses to delete stay.
     """
     with suppress(StorageError):
         for launch_id in files.launched_after(after):
@@ -151,9 +150,9 @@ def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, A
 
 
 def lives(begun: Mapping[str, Any]) -> bool | None:
-    """True if the process of a launch, by its record, is one of this machine's; False if it was; None if it was none.
+    """True if the process in a launch's record runs on this machine, False if it has ended, None if it ran elsewhere.
 
-    A later process may have its number: that one is taken for it.
+    A later process with the same number is mistaken for it.
     """
     pid, processes = begun.get("pid"), _processes()
     if not processes or begun.get("processes") != processes or not isinstance(pid, int) or not 0 < pid < 2**31:
@@ -161,14 +160,14 @@ def lives(begun: Mapping[str, Any]) -> bool | None:
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # another user's is refused
+        return not isinstance(error, ProcessLookupError)  # other errors: the process is another user's
     return True
 
 
 def _processes() -> str:
-    """A name of the processes that have a number of each here: this boot's, this container's; empty if there is none.
+    """Identifier of this boot and container, in which process ids are unique; empty if there is none.
 
-    Containers may share a host's name, and number their processes alike.
+    Containers may share a host's name and use the same process ids.
     """
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -177,17 +176,17 @@ def _processes() -> str:
 
 
 def _site(fields: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Facts that launches from the same place have in common: the island, or the host without one."""
+    """The place of a launch, to compare: its island, or its host if it has no island."""
     island = fields.get("island")
     return island, None if island else fields.get("host")
 
 
 class FailureBudget:
-    """Number of failures in a row without a newly saved state that a launch endures.
+    """Retry policy of a launch: how many failures in a row it survives without a newly saved state.
 
-    They are counted on storage. So whoever sees a failure adds to the same count: the controller that loses workers,
-    and the command that loses the controller. One that can't be written counts here alone. `refusal`: why storage
-    doesn't say that the launch has given up, though it has; None if it hasn't, or storage does.
+    Failures are counted on storage, so that two processes add to the same count: the controller that loses workers, and
+    the command that loses the controller. A failure that can't be written counts in this process only. `refusal`: why
+    storage refused the record that the launch has given up, or None.
     """
 
     def __init__(self, run_url: str, launch: Launch, max_failures: int):
@@ -196,10 +195,10 @@ class FailureBudget:
         self.refusal: StorageError | None = None
 
     def spend(self, error: str) -> bool:
-        """Record one more failure. Give up, and return True, if it is one too many.
+        """Record one more failure. If it is one too many, give up and return True.
 
-        Running out of memory isn't a failure while the next attempt takes fewer rows at once. Nor is anything while
-        storage can't be read: that comes back, or the workers tell of it.
+        A lack of memory doesn't count while the next attempt can take fewer rows at once. Nothing counts while storage
+        can't be read: either it comes back, or the workers report it.
         """
         launch = self._launch
         try:
@@ -225,7 +224,7 @@ class FailureBudget:
         return True
 
     def _excuse(self, store: Store, files: JobFiles) -> str | None:
-        """Key of the note that excuses one failure, if the newest attempt ran out of memory with rows to spare."""
+        """Key of the note that excuses one failure, if the newest attempt ran out of memory and can take fewer rows."""
         if not files.attempts or not files.failed(newest := files.attempts[-1]):
             return None
         failure = Attempt(store, files.artifact, newest).failure()
@@ -235,9 +234,9 @@ class FailureBudget:
 
 
 def last_loss(store: Store, files: JobFiles) -> str:
-    """Why the newest launch last lost workers, ever; empty if it didn't, or none of that can be read.
+    """Why the newest launch last lost workers; empty if it never did, or if the reason can't be read.
 
-    Of several losses between two saved states any one.
+    If there were several losses between two saved states, any of them is returned.
     """
     if not files.attempts:
         return ""
@@ -247,17 +246,17 @@ def last_loss(store: Store, files: JobFiles) -> str:
 
 
 def loss_of(store: Store, artifact: Artifact, key: str) -> str:
-    """The text of a record of a loss, as one printable line; empty if it is gone."""
+    """The text in the record of a lost attempt, as one printable line; empty if it is gone."""
     with suppress(FileNotFoundError, CorruptArtifact):
         return printable(read_some(store, f"{artifact}/{key}", LOSS_BYTES).decode(errors="replace"), LOSS_LETTERS)
     return ""
 
 
 class LaunchReader:
-    """Reads why a launch has ended: of each file that a listing shows, once, what it says."""
+    """Reads why a launch has ended. It reads each file that a listing shows only once."""
 
     def __init__(self, store: Store, launch: Launch, before: JobFiles):
-        """`before`: the job's files before the launch began, whose attempts aren't its own."""
+        """`before`: the job's files before the launch began. Attempts in it belong to other launches."""
         self._store, self._launch = store, launch
         self._claims: dict[int, dict[str, Any]] = {number: {} for number in before.attempts}
         self._failures: dict[int, dict[str, Any] | None] = {}
@@ -272,16 +271,16 @@ class LaunchReader:
         return attempts_of(self._launch.id, self._claims)
 
     def losses(self, files: JobFiles) -> list[str]:
-        """Why attempts of the launch were lost that this wasn't asked about before, each as its controller noted it."""
+        """Why attempts of the launch were lost since the last call, each as its controller noted it."""
         begins = _all_failures(self._launch.id)
         new = sorted(key for key in files.sizes if key.startswith(begins) and key not in self._losses)
         self._losses.update(new)
         return [loss_of(self._store, files.artifact, key) for key in new]
 
     def error(self, files: JobFiles) -> DDMError | None:
-        """The error for which trying again is in vain, or after which this launch has given up; None: it goes on.
+        """The error that ends this launch: a final failure, or the reason for which it has given up; None otherwise.
 
-        Attempts of another launch may fail for reasons of their own.
+        Failures of other launches' attempts don't count.
         """
         artifact = files.artifact
         if has_given_up(files, self._launch.id):

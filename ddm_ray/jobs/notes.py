@@ -1,6 +1,6 @@
-"""Notes: small JSON objects that attempts, launches, workers and people leave on storage, where anybody may write.
+"""Notes: small untrusted JSON objects that attempts, launches, workers and people write to storage.
 
-Each kind is read here by its types. A field of another type counts as absent, as does NaN where a number is meant.
+Each kind of note is read by its types. A field of another type counts as absent; so does NaN for a number.
 """
 
 from typing import Annotated, Any, ClassVar
@@ -14,25 +14,25 @@ from ddm_ray.store.checksummed import read_some
 from ddm_ray.store.store import Store
 
 NOTE_BYTES = 2**16
-"""Bytes of a note that are read at most."""
+"""Largest number of bytes that are read of a note."""
 
 Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 Text = Annotated[str, Field(max_length=NOTE_BYTES)]
 
 
 class StoredNote(BaseModel):
-    """A kind of note, as messages call it: its fields and their types. Those of later versions are left out."""
+    """A kind of note: its name in messages, its fields and their types. Fields of later versions are ignored."""
 
     called: ClassVar[str]
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
 class Beat(StoredNote):
-    """A heartbeat: its counter, the pause after it in seconds, how far the attempt is, how fast, and where it runs.
+    """A heartbeat: its counter, the pause after it in seconds, the attempt's progress and speed, and where it runs.
 
-    `unsaved`: why states since the last saved one aren't saved; empty if they are. `heldout_loss` is that of the EMA
-    weights of `heldout_step`, with its standard error; `unmeasured`: why the attempt measures none; `uncompiled`: why
-    it trains uncompiled, where it would compile.
+    `unsaved`: why newer states couldn't be saved; empty if they were. `heldout_loss`: loss of the EMA weights of
+    `heldout_step`, with its standard error. `unmeasured`: why the attempt doesn't measure it. `uncompiled`: why the
+    model couldn't be compiled.
     """
 
     called = "heartbeat"
@@ -66,7 +66,7 @@ class Beat(StoredNote):
 
 
 class Claim(StoredNote):
-    """A claim of an attempt's number: whose it is, and what the attempt is like."""
+    """A claim of an attempt's number: the process and launch that made it, and properties of the attempt."""
 
     called = "claim"
     id: Text = ""
@@ -83,7 +83,7 @@ class Claim(StoredNote):
 
 
 class Failure(StoredNote):
-    """The reason why an attempt or a launch ended, as `DDMError.to_fields` writes it, and the rows taken at once."""
+    """Why an attempt or a launch ended, as `DDMError.to_fields` writes it, and the rows that it took at once."""
 
     called = "record of a failure"
     error: Text = ""
@@ -106,7 +106,7 @@ class Begun(StoredNote):
 
 
 class Request(StoredNote):
-    """A request that training stops: who made it, and why."""
+    """A stop request: who made it, and why."""
 
     called = "request"
     user: Text = ""
@@ -116,7 +116,7 @@ class Request(StoredNote):
 
 
 class Take(StoredNote):
-    """An island's worker's take of a job: the worker's id, and that of its launch."""
+    """A worker's take of a job: the ids of the worker and of its launch."""
 
     called = "take"
     worker: Text = ""
@@ -124,9 +124,9 @@ class Take(StoredNote):
 
 
 class WorkerNote(StoredNote):
-    """An island's worker's note: a counter, the length of its lease in seconds, what it does, and where.
+    """The heartbeat of an island's worker: a counter, the length of its lease in seconds, what it does, and where.
 
-    `holds`: the artifact that it trains; `waits`: words on what it waits for; `speed`: FLOP/s; `ended`: it has left.
+    `holds`: the artifact that it trains. `waits`: words on what it waits for. `speed`: FLOP/s. `ended`: it has left.
     """
 
     called = "note of a worker"
@@ -141,9 +141,9 @@ class WorkerNote(StoredNote):
 
 
 def read_note(store: Store, key: str, kind: type[StoredNote]) -> dict[str, Any] | None:
-    """The fields of a note that are of their types; None if there is no note.
+    """The valid fields of a note; None if there is no note.
 
-    Raises CorruptArtifact for what isn't a JSON object, is nested too deeply, or no regular file of a disk.
+    Raises CorruptArtifact for anything but a JSON object, for one that is nested too deeply, and for irregular files.
     """
     try:
         fields = parse_object(read_some(store, key, NOTE_BYTES))

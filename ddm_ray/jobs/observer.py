@@ -1,4 +1,4 @@
-"""Observers look at a run again and again, and so see which attempts live. What rarely changes is rarely asked for."""
+"""Observers look at a run repeatedly and so see which attempts live. What rarely changes is rarely read."""
 
 import math
 import time
@@ -14,24 +14,24 @@ from ddm_ray.jobs.status import REQUESTS, Status, reread, survey
 from ddm_ray.run.run import Run
 
 LIST_SECONDS = 60.0
-"""Time after which an observer lists anew at the latest. A listing costs as much as a dozen reads a thousand files."""
+"""Longest time between two listings. A listing costs as much as a dozen reads per thousand files."""
 LOOK_SECONDS, MAX_PAUSE_SECONDS = 0.5, 5.0
-"""Pause between looks, at first and where nothing has changed for minutes."""
+"""Pause between looks, at first and when nothing has changed for minutes."""
 ONCE_SECONDS, AGAIN_SECONDS = 60.0, 5.0
-"""Longest time that a single look takes, and the pause between its listings."""
+"""Longest time of `survey_once`, and the pause between its listings."""
 MAX_OLDER = 8
-"""Older attempts of a job that are read at most: what kills each at once may leave hundreds."""
+"""Number of older attempts of a job that are read. If each dies at once, there may be hundreds."""
 
 
 class Observer:
-    """Looks at artifacts as often as it is asked to. A look reads the heartbeats of jobs that are begun.
+    """Gives the statuses of artifacts at each look. A look reads the heartbeats of jobs that have begun.
 
-    A job's status is that of its newest attempt; while that gives no sign of life, of an older one that trains on, if
-    there is one. Older ones are read, mostly by one request a job, while it has seen no sign of life of the newest.
+    A job's status is that of its newest attempt. While that one gives no sign of life, it is the status of an older
+    attempt that still trains, if there is one. Older attempts are read only then, usually by one request per job.
 
-    It lists what there is, by `listing` (earlier statuses -> statuses), after a tenth of the time for which nothing has
-    changed, in seconds at least `least` and at most `most`; at once before it tells of a change that it has seen in
-    heartbeats; and after `least` while a job is silent, since another attempt may live.
+    Some looks list files by `listing` (earlier statuses -> statuses): after a tenth of the time since the last change,
+    but at least `least` and at most `most` seconds; before a change in heartbeats is reported; and after `least`
+    seconds while a job is silent, since another attempt may live.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Observer:
     ):
         self._run, self._listing, self._least, self._most = run, listing, least, most
         self._seen = Sightings()
-        self._seen_older: dict[str, Sightings] = {}  # by the newest attempt: after another one they are seen afresh
-        self._newest, self._known = list[Status](), list[Status]()  # by the newest attempts alone, and as they are told
+        self._seen_older: dict[str, Sightings] = {}  # by the newest attempt: a new one starts new sightings
+        self._newest, self._known = list[Status](), list[Status]()  # by the newest attempts only, and as returned
         self._listed_at: float | None = None
         self._changed_at = math.inf
 
     def look(self, now: float) -> list[Status]:
-        """All statuses at `now`, a reading of the observer's own clock in seconds, with what it knows of silence."""
+        """All statuses, with the time for which each job has been silent. `now`: seconds by the observer's clock."""
         statuses = self._list(now) if self._due(now) else self._judge(reread(self._run, self._newest), now)
         if self._listed_at != now and _outline(statuses) != _outline(self._known):
             statuses = self._list(now)
@@ -59,11 +59,11 @@ class Observer:
         return statuses
 
     def pause(self, now: float) -> float:
-        """Seconds until the next look of who has no rhythm of its own: a fiftieth of the time without a change."""
+        """Default pause until the next look: a fiftieth of the time without a change, within limits."""
         return min(MAX_PAUSE_SECONDS, max(LOOK_SECONDS, (now - self._changed_at) / 50))
 
     def list_next(self) -> None:
-        """Have the next look list."""
+        """Make the next look list files."""
         self._listed_at = None
 
     def _due(self, now: float) -> bool:
@@ -93,14 +93,14 @@ class Observer:
             return list(pool.map(with_older, self._newest))
 
     def _with_older(self, known: Status, now: float) -> Status:
-        """The status by an older attempt that is seen to live; else with those of which that can't be said yet."""
+        """The status by an older attempt that is seen to live; otherwise with the older attempts that may live."""
         job, seen = known.job, self._seen_older[_name(known)]
         assert job and job.files
         moved: list[Status] = []
         undecided: list[int] = []
         numbers = sorted(job.files.older[:MAX_OLDER], key=lambda each: not seen.changed(sight_of(known.artifact, each)))
         for number in numbers:
-            # The last heartbeat that the job has was read for this very look.
+            # This look has already read the job's last heartbeat.
             read = known.state == "begun" and job.heartbeat.get("attempt") == number
             heartbeat = job.heartbeat if read else Attempt(self._run.store, known.artifact, number).last_beat()
             if not heartbeat:
@@ -122,13 +122,13 @@ class Observer:
 
 
 def _outline(statuses: Iterable[Status]) -> list[tuple[object, ...]]:
-    """Facts by which a look differs from the one before it, if a listing would say more."""
+    """Facts that are compared between two looks. If they differ, a listing may show more."""
     jobs = [(known, known.job) for known in statuses]
     return [(known.artifact, known.state, known.silent, job and (job.attempt, job.phase)) for known, job in jobs]
 
 
 def observe(statuses: Iterable[Status], seen: Sightings, now: float) -> list[Status]:
-    """The statuses, with how long an observer with these sightings has seen no sign of each job's life until `now`."""
+    """The statuses, with the time until `now` for which an observer with these sightings saw no sign of each job."""
 
     def silent_seconds(status: Status) -> float | None:
         return None if status.job is None else seen.see(_name(status), status.job.sign, now)
@@ -137,13 +137,13 @@ def observe(statuses: Iterable[Status], seen: Sightings, now: float) -> list[Sta
 
 
 def _name(status: Status) -> str:
-    """Name of the counter of the job's attempt."""
+    """Name of the counter of the status's attempt."""
     assert status.job
     return sight_of(status.artifact, status.job.attempt)
 
 
 def _doubted(status: Status, seen: Sightings, now: float) -> bool:
-    """True if an older attempt may train, and the newest gives no sign of life."""
+    """True if an older attempt may train while the newest gives no sign of life."""
     job = status.job
     if job is None or job.files is None or status.lease is None or status.state not in ("begun", "failed"):
         return False
@@ -153,9 +153,9 @@ def _doubted(status: Status, seen: Sightings, now: float) -> bool:
 def survey_once(
     run: Run, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> list[Status]:
-    """A survey that also says which jobs live: those that are begun are looked at until each beats, or is silent.
+    """A survey that also says which jobs live. Begun jobs are observed until each has beaten or counts as silent.
 
-    Takes ONCE_SECONDS at most, after which a job of slow steps may be unjudged, as is a launch without an attempt.
+    It takes at most ONCE_SECONDS. After that, jobs with slow steps may be unjudged; launches without an attempt are.
     """
     observer, began = Observer(run, partial(survey, run), least=AGAIN_SECONDS, most=AGAIN_SECONDS), clock()
     statuses = observer.look(began)
@@ -169,5 +169,5 @@ def survey_once(
 
 
 def _undecided(status: Status) -> bool:
-    """True if it can't be said yet whether the job lives."""
+    """True if it isn't known yet whether the job lives."""
     return bool(status.older) or (status.state == "begun" and bool(status.silent_seconds) and not status.silent)

@@ -1,4 +1,4 @@
-"""Weights: what training jobs have published, at their end and on their way there."""
+"""Weights that training jobs have published, at their end and before it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from ddm_ray.spelling import one_line
 class Weights:
     """EMA weights of a training job after `step` steps, in the folder `prefix` below its artifact.
 
-    `final`: the job has finished, and these are what it made. Weights are the same before and after that.
+    `final`: the job has finished with these weights. It doesn't affect equality.
     """
 
     artifact: Artifact
@@ -27,12 +27,12 @@ class Weights:
 
     @classmethod
     def finished(cls, run: Run, artifact: Artifact) -> "Weights":
-        """Find those of a job that has finished. Raises MissingArtifact, DriftError, CorruptArtifact."""
+        """The weights of a finished job. Raises MissingArtifact, DriftError and CorruptArtifact."""
         info = TrainedInfo.of(run.require(artifact))
         return cls(artifact, info.weights, info.step, final=True)
 
     def read(self, run: Run, most: Mapping[str, int]) -> list[bytes]:
-        """Read verified files of them by name, each of no more bytes than `most` says.
+        """Read and verify files by name, each with at most as many bytes as `most` says.
 
         Raises CorruptArtifact, and DriftError for weights of another configuration.
         """
@@ -55,7 +55,7 @@ class Weights:
             raise CorruptArtifact(f"{where}: not whole any more: {one_line(error, 300)}") from None
 
     def require_small(self, run: Run, records: Mapping[str, FileRecord | None], most: Mapping[str, int]) -> None:
-        """Raise CorruptArtifact for a file that is to be larger than it can be."""
+        """Raise CorruptArtifact if a recorded size is larger than the network allows."""
         for name, limit in most.items():
             if (record := records.get(name)) and record.bytes > limit:
                 where = f"{run.url}/{self.artifact}/{self.prefix}/{name}"
@@ -63,10 +63,10 @@ class Weights:
 
 
 def published(run: Run, artifacts: Iterable[Artifact]) -> dict[Artifact, list[Weights]]:
-    """All published weights of each job, the best first: those of its end, then by their steps. None is read.
+    """All published weights of each job, best first: the final ones, then by descending step. They aren't read.
 
-    Of what is accepted by hand only that. Raises DriftError, CorruptArtifact for a job that has finished otherwise than
-    this run wants it.
+    For artifacts that are accepted by hand, only accepted weights. Raises DriftError and CorruptArtifact for a job that
+    was finished under another configuration or is damaged.
     """
     return {artifact: _of(run, artifact, files) for artifact, files in list_jobs(run.store, artifacts).items()}
 

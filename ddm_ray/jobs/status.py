@@ -1,4 +1,4 @@
-"""The state of each artifact of a run, read from storage alone, whatever storage's clock or a job's says."""
+"""The state of each artifact of a run, read from storage without relying on any machine's clock."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +19,9 @@ from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import RUN_FILE, Run
 
 SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
-"""Silence from which a job may be dead, while it trains and between attempts.
+"""Silence after which a job may be dead, while it trains and between attempts.
 
-It beats once a second, later each five, or step by step where steps take longer; storage may hold a beat up.
+A job beats once a second, later every five seconds, or once per step if steps take longer. Storage may delay a beat.
 """
 REQUESTS = 8
 State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
@@ -31,13 +31,12 @@ State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 class Status:
     """One artifact of the run at the URL `run`, and its state.
 
-    `info` is a finished artifact's record, `chunks` the progress of rows or images that are begun, `job` that of a
-    training job that is launched, begun or failed. A failed job is one whose newest attempt failed: mostly the next
-    one is about to begin. A stopped one ended, or waits, because somebody asked for it. A damaged artifact can't be
-    read or was made otherwise; `error` says why, and what mends it. A finished one is `unaccepted` while it isn't what
-    this run has accepted, where that is done by hand. `silent_seconds`: how long an observer has seen no sign of a
-    job's life, None before `observe`. `older`: numbers of older attempts that may train on beside the newest, as far
-    as the observer can't say so yet.
+    `info`: the record of a finished artifact. `chunks`: progress of rows or images that have begun. `job`: status of a
+    training job that is launched, begun or failed. A job is failed if its newest attempt failed; usually the next one
+    is about to begin. A job is stopped if it ended or waits because of a stop request. A damaged artifact can't be read
+    or was made otherwise; `error` has the reason and the remedy. A finished artifact that is accepted by hand is
+    `unaccepted` until then. `silent_seconds`: how long an observer has seen no sign of the job, None before `observe`.
+    `older`: numbers of older attempts that may still train beside the newest, while the observer doesn't know yet.
     """
 
     artifact: Artifact
@@ -54,7 +53,7 @@ class Status:
 
     @property
     def fraction(self) -> float:
-        """Share of it that is done, 0 to 1; only what is committed is wholly done."""
+        """The finished share, 0 to 1. It is 1 only for committed artifacts."""
         if self.state == "finished":
             return 1.0
         if self.chunks:
@@ -63,7 +62,7 @@ class Status:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of the attempt, or of the launch, by which the job's status is told; None if it has none."""
+        """The lease of the attempt or launch that `job` describes; None if there is no job."""
         if (job := self.job) is None:
             return None
         seconds = job.lease_seconds(BETWEEN_SECONDS if job.between else SILENT_SECONDS)
@@ -71,26 +70,26 @@ class Status:
 
     @property
     def silent(self) -> bool:
-        """True if it is launched or begun and its lease has expired: it may be dead."""
+        """True if the job is launched or begun and its lease has expired. It may be dead."""
         if self.state not in ("begun", "waiting") or self.lease is None or self.silent_seconds is None:
             return False
         return self.silent_seconds > self.lease.seconds
 
     @property
     def may_be_dead(self) -> bool:
-        """True if its job is silent, or was looked at for as long as one may look without a sign of life."""
+        """True if the job is silent, or gave no sign of life for as long as `survey_once` looks."""
         return self.silent or self.unjudged
 
     @property
     def word(self) -> str:
-        """The state as a word of a table: of a launch without an attempt, one of its own."""
+        """The state as a word for tables. A launch without an attempt has words of its own."""
         if self.state != "waiting" or self.job is None:
             return self.state
         return {True: "starting", False: "ended", None: "launched"}[self.job.lives]
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left at the last known speed; None where there is none."""
+        """Time left at the last known speed; None if that isn't known."""
         rate = self.job.value("steps_per_second") if self.job and self.state == "begun" else None
         if not self.job or not rate or self.job.steps is None or self.may_be_dead:
             return None
@@ -98,20 +97,20 @@ class Status:
 
 
 def status(run: Run, artifact: Artifact, files: JobFiles | None = None) -> Status:
-    """The status of one artifact; of a training job by its `files`, if they are listed already.
+    """The status of one artifact. `files`: those of a training job, if they are listed already.
 
-    Whatever is wrong with that artifact alone makes it damaged. Raises StorageError for trouble of the whole storage.
+    An error that concerns this artifact only makes it damaged. Raises StorageError if the whole storage fails.
     """
     return _or_damaged(run, artifact, lambda: _status(run, artifact, files))
 
 
 def _or_damaged(run: Run, artifact: Artifact, look: Callable[[], Status]) -> Status:
-    """The status that `look` finds; damaged for its error, if other things can be read."""
+    """The status that `look` finds, or a damaged one for its error if other objects can be read."""
     for last in (False, True):
         try:
             return look()
         except (StorageError, CorruptArtifact, DriftError) as error:
-            run.store.exists(RUN_FILE)  # raises where nothing can be read
+            run.store.exists(RUN_FILE)  # raises if nothing can be read
             # An outage may have ended meanwhile.
             if last or not isinstance(error, StorageError):
                 return Status(artifact, "damaged", error=error, run=run.url)
@@ -139,10 +138,10 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
 
 
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
-    """All artifacts of a run, in the order in which they are made; a file gone or cut short is noticed.
+    """The statuses of all artifacts of a run, in the order in which they are made. Missing and short files are noticed.
 
-    Those that are finished in `known`, an earlier survey, aren't looked at again. The partition's report is one once it
-    is committed: an older version's was part of the partition.
+    Artifacts that are finished in `known`, an earlier survey, aren't read again. The partition's report is included
+    once it is committed, since in older versions it was part of the partition.
     """
     artifacts = [*graph.artifacts(run.config), *run.evaluations()]
     artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
@@ -158,14 +157,14 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
         sizes = job.sizes if job else None
         return _or_damaged(run, artifact, lambda: _with_files(run, _status(run, artifact, job), sizes))
 
-    # Side by side: in a bucket each look is a few requests, which mostly wait.
+    # In parallel, since in a bucket each look is a few requests, which mostly wait.
     with ThreadPoolExecutor(REQUESTS) as pool:
         statuses = pool.map(look, artifacts)
         return [each for each in statuses if (each.artifact, each.state) != (REPORT, "waiting")]
 
 
 def reread(run: Run, statuses: Iterable[Status]) -> list[Status]:
-    """The statuses with the heartbeats of jobs that are begun as they are now; nothing is listed."""
+    """The statuses with new heartbeats of begun jobs. Nothing is listed."""
 
     def look(known: Status) -> Status:
         return status(run, known.artifact, known.job.files) if known.state == "begun" and known.job else known
@@ -175,7 +174,7 @@ def reread(run: Run, statuses: Iterable[Status]) -> list[Status]:
 
 
 def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> Status:
-    """The status, damaged where a file of a finished artifact is gone or cut short; its `sizes`, if they are listed."""
+    """The status; damaged if a file of a finished artifact is missing or short. `sizes`: its files, if listed."""
     manifest = run.manifest(status.artifact) if status.state == "finished" else None
     if manifest is None or not _wrong_file(manifest, sizes or {}):
         return status
@@ -189,7 +188,7 @@ def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> St
         and status.artifact.cluster is not None
         and not sizes.keys() & manifest.files.keys()
     ):
-        return status  # an owner's rows or shard, who gave its manifest alone
+        return status  # the owner of these rows or this shard gave only the manifest
     if name := _wrong_file(manifest, sizes):
         error = CorruptArtifact(f"{name} is gone or cut short", run.remake(status.artifact))
         return Status(status.artifact, "damaged", error=error, run=run.url)

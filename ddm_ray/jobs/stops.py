@@ -1,8 +1,8 @@
-"""Stops: requests on storage that training ends where it is, its state saved. Whoever sees the storage may make one.
+"""Stop requests on storage: training saves its state and ends. Any process with access to the storage may make one.
 
-One of an artifact (`ARTIFACT/STOP`) lasts until it is taken back, and nobody trains it meanwhile. One of a launch
-(`ARTIFACT/launches/ID/STOP`) ends that launch; any other may go on. One of an island (`islands/NAME/DRAIN`) is heeded
-by the island's workers, each of which stops its own launch.
+A request for an artifact (`ARTIFACT/STOP`) lasts until it is taken back; the artifact isn't trained meanwhile. A
+request for a launch (`ARTIFACT/launches/ID/STOP`) ends that launch; others may continue. A request for an island
+(`islands/NAME/DRAIN`) is read by the island's workers, each of which stops its own launch.
 """
 
 import getpass
@@ -25,24 +25,24 @@ _ISLAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def is_island(name: str) -> bool:
-    """True for what an island may be called."""
+    """True if an island may have this name."""
     return _ISLAND.fullmatch(name) is not None
 
 
 def island_prefix(island: str) -> str:
-    """Key prefix of all that an island's workers write about themselves. Raises ConfigError for an unfit name."""
+    """Key prefix of the heartbeats of an island's workers. Raises ConfigError for an invalid name."""
     if not is_island(island):
         raise ConfigError(f"island {island!r:.80}: use letters, digits, dots, dashes and underscores, 63 at most")
     return f"islands/{island}"
 
 
 def drain_key(island: str) -> str:
-    """Key of the request that an island's workers leave and take nothing."""
+    """Key of the request that an island's workers end and take no job."""
     return f"{island_prefix(island)}/DRAIN"
 
 
 def stop_key(artifact: Artifact) -> str:
-    """Key of the request that nobody trains the artifact."""
+    """Key of the request that the artifact isn't trained."""
     return f"{artifact}/{STOP}"
 
 
@@ -52,20 +52,20 @@ def launch_stop_key(launch: Launch) -> str:
 
 
 def ask(store: Store, key: str, why: str = "") -> bool:
-    """Make a request of that key, with who asks and why; False if it is made already."""
-    who = {"user": _user(), "host": socket.gethostname(), "pid": os.getpid(), "why": why}
-    return store.create(key, json.dumps(who).encode())
+    """Create a request with this key, which says who makes it and why; return False if there is one already."""
+    request = {"user": _user(), "host": socket.gethostname(), "pid": os.getpid(), "why": why}
+    return store.create(key, json.dumps(request).encode())
 
 
 def take_back(store: Store, key: str) -> bool:
-    """Take a request back; False if there is none."""
+    """Take a request back; return False if there is none."""
     asked = store.exists(key)
     store.delete_one(key)
     return asked
 
 
 def asked(store: Store, key: str) -> str | None:
-    """Words on who made the request of that key, and why; None if nobody did."""
+    """Words on who made the request with this key, and why; None if there is no request."""
     try:
         known = read_note(store, key, Request)
     except CorruptArtifact:
@@ -78,29 +78,29 @@ def asked(store: Store, key: str) -> str | None:
 
 
 class StopRequests:
-    """Requests that concern one launch of an artifact, for an attempt that looks at them again and again."""
+    """Requests that concern one launch of an artifact, for an attempt that reads them repeatedly."""
 
     def __init__(self, store: Store, artifact: Artifact, launch: Launch | None):
         self._store, self._artifact, self._launch = store, artifact, launch
 
     def require_none(self) -> None:
-        """Raise why the launch is to end."""
+        """Raise Stopped if there is a request."""
         if stopped := self.look():
             raise stopped
 
     def look(self) -> Stopped | None:
-        """Why the launch is to end, at the cost of two HEADs; None: nobody asks that it does."""
+        """Why the launch is to end; None if there is no request. Costs two HEADs."""
         if self._store.exists(key := stop_key(self._artifact)):
             why, fix = asked(self._store, key), Allow(self._store.url, self._artifact)
             return Stopped(f"{self._artifact} is stopped, {why}", fix) if why else None
         if self._launch and self._store.exists(key := launch_stop_key(self._launch)):
             left = Stopped(f"{self._artifact} is left, {asked(self._store, key) or 'as was asked'}")
-            left.passes = True  # elsewhere, or later
+            left.passes = True  # the artifact may be trained elsewhere, or later
             return left
         return None
 
 
 def _user() -> str:
-    with suppress(KeyError, OSError):  # a container's user without a name
+    with suppress(KeyError, OSError):  # users in containers may have no name
         return getpass.getuser()
     return str(os.getuid())

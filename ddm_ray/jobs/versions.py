@@ -1,4 +1,4 @@
-"""Versions of what jobs compute with, as their heartbeats name them: islands may differ in these."""
+"""Versions of the libraries with which jobs compute, as their heartbeats name them. They may differ between islands."""
 
 import platform
 from collections import defaultdict
@@ -11,8 +11,8 @@ from ddm_ray.jobs.status import Status
 from ddm_ray.spelling import printable
 
 
-def versions() -> dict[str, str]:
-    """Versions of what this process computes with; they may make a difference in the last bit."""
+def installed_versions() -> dict[str, str]:
+    """Versions of the libraries with which this process computes. They may affect the last bit of results."""
     known = {"ddm_ray": __version__, "python": platform.python_version()}
     for library in ("torch", "deepspeed", "ray"):
         with suppress(metadata.PackageNotFoundError):
@@ -21,7 +21,7 @@ def versions() -> dict[str, str]:
 
 
 def differences(statuses: Iterable[Status]) -> list[str]:
-    """A line for each library of which jobs that are begun have several versions, the commonest first."""
+    """A line for each library with different versions among begun jobs, the most common version first."""
     jobs: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for status in statuses:
         named = status.job.heartbeat.get("versions") if status.job else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ddm_ray.spelling import spelled_out
+from ddm_ray.spelling import escape_unprintable
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -34,7 +34,7 @@ def _finalized(value: Any) -> Any:
     """The value with the unprintable characters of a text escaped, except those of our own markup."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
-    return "\n".join(map(spelled_out, value.split("\n")))
+    return "\n".join(map(escape_unprintable, value.split("\n")))
 
 
 def _data_url(png: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Records of an artifact that is made chunk by chunk: the names of their files alone tell which chunks are done."""
+"""Records of an artifact that is made chunk by chunk. Their file names are enough to tell which chunks are done."""
 
 import re
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _FILE = re.compile(r"(?:.*[-/])?([0-9]{6,12}-[0-9]{6,12})-[0-9a-f]{8}\.\w+")
 
 @dataclass(frozen=True, order=True, slots=True)
 class ChunkKey:
-    """A chunk by its number in a unit of work and that unit's number in the plan; `last` ends its unit."""
+    """Key of a chunk: the number of its unit in the plan, its number within the unit, and whether it is the `last`."""
 
     unit: int
     chunk: int
@@ -25,7 +25,7 @@ class ChunkKey:
 
     @property
     def stem(self) -> str:
-        """The part that names of the chunk's files share; sorted, they are in the plan's order."""
+        """The common part of the names of the chunk's files. Sorted stems are in the plan's order."""
         return f"{self.unit:06d}-{self.chunk:06d}"
 
     @property
@@ -35,7 +35,7 @@ class ChunkKey:
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
-        """The key in the file name of a record; None for other files."""
+        """The key in a record's file name; None for other files."""
         match = _NAME.fullmatch(name)
         return cls(int(match[1]), int(match[2]), match[3] is not None) if match else None
 
@@ -47,12 +47,12 @@ def stem_of_file(name: str) -> str | None:
 
 
 def recorded_keys(store: Store, artifact: str) -> list[ChunkKey]:
-    """The keys of all chunks that have a record, in the plan's order."""
+    """The keys of all recorded chunks, in the plan's order."""
     return sorted(key for name in store.sizes(f"{artifact}/{RECORDS}") if (key := ChunkKey.parse(name)))
 
 
 def chunks_done(keys: Iterable[ChunkKey]) -> tuple[dict[int, set[int]], set[int]]:
-    """Numbers of recorded chunks by unit, and the units whose every chunk is recorded."""
+    """Numbers of recorded chunks by unit, and the units that are recorded completely."""
     chunks: dict[int, set[int]] = {}
     lengths: dict[int, int] = {}
     for key in keys:
@@ -64,7 +64,7 @@ def chunks_done(keys: Iterable[ChunkKey]) -> tuple[dict[int, set[int]], set[int]
 
 @dataclass(frozen=True)
 class ChunksProgress:
-    """Progress of an artifact that has been begun: units of work in all, units done, chunks recorded."""
+    """Progress of an artifact that has begun: all units of work, units done, chunks recorded."""
 
     units: int
     units_done: int
@@ -72,7 +72,7 @@ class ChunksProgress:
 
 
 def chunks_progress(store: Store, artifact: str) -> ChunksProgress | None:
-    """The progress of an artifact; None if it hasn't been begun. Raises CorruptArtifact for a damaged plan."""
+    """The progress of an artifact; None if it hasn't begun. Raises CorruptArtifact for a damaged plan."""
     try:
         plan = unseal(read_sealed(store, f"{artifact}/{PLAN}"), f"{store.url}/{artifact}/{PLAN}", ["units"])
     except FileNotFoundError:

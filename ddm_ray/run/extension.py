@@ -1,13 +1,13 @@
-"""Extensions: a run that trains on where another one is, for more steps or with more rows.
+"""Extensions: a run that continues another run, for more steps or with more rows.
 
-An extension of RUN is a run of its own in RUN/extended/0001 (0002, ...): it has a run.json with more steps, and FILE.
-Rows, partition, and what was finished and isn't extended, lie in RUN alone and are read there. A training goes on from
-the newest state that RUN has of it, as an attempt does from an earlier one's, to the bit, and publishes in its own run.
-Nothing in RUN is written: what is finished there stays as it was, and whoever works on RUN never meets the other.
+An extension of RUN is a run of its own in RUN/extended/0001 (0002, ...). It has a run.json with more steps, and FILE.
+Rows, partition, and finished artifacts that aren't extended stay in RUN and are read there. A training job continues
+from its newest state in RUN, with the same bits as if it had never ended, and publishes in the extension. Nothing in
+RUN is written, so that work on RUN is not affected.
 
-One that `appends` files has rows of these alone, and shards of its own: each lists the files of RUN's shard, which are
-read there, and new ones after them. Its trainings begin with RUN's weights, copied, and not with its states: these are
-of another order of rows.
+An extension that `appends` files has rows of these files only, and shards of its own. Each shard lists the files of
+RUN's shard, which are read in RUN, and then the new files. Its training jobs begin with copies of RUN's weights and not
+with RUN's states, since those belong to another order of rows.
 """
 
 import re
@@ -24,10 +24,10 @@ from ddm_ray.store.checksummed import seal, unseal
 from ddm_ray.store.store import Store
 
 EXTENDED, FILE = "extended", "extends.json"
-"""Folder of a run's extensions, and the record in each that makes it one."""
-SCHEMA, FILE_BYTES, MOST = 1, 2**16, 9999
+"""Folder of a run's extensions, and the name of the record in each extension."""
+SCHEMA, FILE_BYTES, MAX_EXTENSIONS = 1, 2**16, 9999
 SHARED = ("beginnings", "rows", "partition")
-"""Folders that every extension inherits; of others those whose artifacts are finished."""
+"""Folders that every extension inherits. It inherits other folders if their artifacts are finished."""
 _LATER = "appended"
 _SHARD_FILE = re.compile(
     rf"partition/shards/[^/]+/(train|heldout)-({_LATER}(?P<generation>[0-9]{{3}})-)?[0-9]+\.parquet"
@@ -36,7 +36,7 @@ _PLACE = re.compile(rf"(?P<base>.+)/{EXTENDED}/[0-9]{{4}}")
 
 
 class Appended(BaseModel):
-    """Files that an extension has beside those of its base: their source, their number, and a digest of their list."""
+    """Files that an extension adds to those of its base: their source, their number, and a digest of their list."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -46,9 +46,9 @@ class Appended(BaseModel):
 
 
 class Extension(BaseModel):
-    """The record of an extension: the steps of each part that trains for more, and the folders that lie in its base.
+    """The record of an extension: the steps of each part that trains longer, and the folders that lie in its base.
 
-    `appends`: files that it has beside; None: it trains for more steps.
+    `appends`: files that it adds, or None if it only trains for more steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
@@ -66,7 +66,7 @@ class Extension(BaseModel):
 
     @classmethod
     def read(cls, store: Store) -> Self | None:
-        """The record of the run in this store; None if it is no extension. Raises CorruptArtifact."""
+        """The record of the run in this store; None if the run isn't an extension. Raises CorruptArtifact."""
         if base_url(store.url) is None:
             return None
         where = f"{store.url}/{FILE}"
@@ -85,7 +85,10 @@ class Extension(BaseModel):
         return record
 
     def configure(self, base: RunConfig, url: str, source: str | None = None) -> RunConfig:
-        """The configuration of the extension of a run at `url`; `source`: where files are now. Raises ConfigError."""
+        """The configuration of the extension of the run at `url`. `source`: where its files are now.
+
+        Raises ConfigError.
+        """
         if self.appends is None:
             return lengthened(base, self.steps)
         return continued(base, self.steps, url, source or self.appends.source)
@@ -96,24 +99,24 @@ class Extension(BaseModel):
 
 
 def shard_file(split: str, number: int, generation: int) -> str:
-    """Name of a shard's file of one split; after those of earlier generations, where rows have been appended."""
+    """Name of a shard's file of one split. It sorts after the files of earlier generations of appended rows."""
     return f"{split}-{f'{_LATER}{generation:03d}-' if generation else ''}{number:05d}.parquet"
 
 
 def generation_of(key: str) -> int | None:
-    """The number of times that rows had been appended when a shard's file was made; None for other objects' keys."""
+    """Count of appends before a shard's file was made; None for keys of other objects."""
     match = _SHARD_FILE.fullmatch(key)
     return int(match["generation"] or 0) if match else None
 
 
 def base_url(url: str) -> str | None:
-    """The run that a run in this place would extend; None if no extension lies there."""
+    """URL of the run that a run at this URL extends; None if the URL isn't an extension's."""
     match = _PLACE.fullmatch(url)
     return match["base"] if match else None
 
 
 def untouched(before: RunConfig, after: RunConfig) -> set[str]:
-    """Folders of artifacts that are the same under both configurations; evaluations are always new."""
+    """Folders of artifacts that are the same under both configurations. Evaluations are always new."""
     changed = set[Artifact]()
     same = {*SHARED, REFERENCES}
     for artifact in artifacts(after):
@@ -126,5 +129,5 @@ def untouched(before: RunConfig, after: RunConfig) -> set[str]:
 
 
 def folder_of(artifact: Artifact) -> str:
-    """The folder of a run that an artifact lies in, with all of its kind."""
+    """The folder in a run that has all artifacts of this artifact's kind."""
     return artifact.partition("/")[0]

@@ -1,4 +1,4 @@
-"""Tidying: what of a run no artifact needs any more. Of a job, or a stage, that has only begun, all is left alone."""
+"""Garbage collection: objects of a run that no artifact needs any more. Unfinished jobs and stages are left alone."""
 
 import re
 from collections import defaultdict
@@ -17,16 +17,16 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.disk import unfinished_below
 
 UNFINISHED_SECONDS = 86400.0
-"""Age from which on a file that has no name yet is one that nobody will finish."""
+"""Age from which an unfinished file counts as abandoned."""
 STATES, MILESTONES, WEIGHTS = "states", "milestones", "weights without a manifest"
 CHUNKS, UNFINISHED = "chunk files without a record", "unfinished files"
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Objects below one artifact, or below the run (""), of which `what` says what they are; `places`: their keys.
+    """Garbage below one artifact, or below the run (""). `what` says what the objects are; `places` are their keys.
 
-    A place that ends in "/" is all below it. `files` is the number of objects, `bytes` their size.
+    A place that ends in "/" stands for everything below it. `files` is the number of objects, `bytes` their size.
     """
 
     artifact: str
@@ -37,11 +37,11 @@ class Leftover:
 
 
 def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
-    """Leftovers of a run, artifact by artifact; `milestones`: weights that were published on the way are some, too.
+    """Garbage of a run, artifact by artifact. `milestones`: include weights that were published before the end.
 
-    They aren't while an evaluation is under way, which may measure them. Nor are states from which a run that extends
-    this one is still to go on; what such a run inherits is its base's. Uploads in parts that a kill left in a bucket
-    aren't listed: no listing shows them. Raises StorageError.
+    Milestones are kept while an evaluation that may measure them is under way. States are kept while an extension of
+    this run still has to continue from them. Artifacts that this run inherits belong to its base. Incomplete multipart
+    uploads in a bucket are not found, since no listing shows them. Raises StorageError.
     """
     artifacts = [artifact for artifact in possible_artifacts(run) if not run.inherits(artifact)]
     finished = {artifact: manifest for artifact in artifacts if (manifest := _finished(run, artifact))}
@@ -63,12 +63,12 @@ def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
     return [each for each in (*left, _unfinished(run, underway)) if each.files]
 
 
-def delete(run: Run, left: Iterable[Leftover]) -> None:
-    """Delete leftovers. Raises StorageError; what is gone already is passed over."""
+def delete_garbage(run: Run, left: Iterable[Leftover]) -> None:
+    """Delete garbage. Objects that are already gone are skipped. Raises StorageError."""
     for each in left:
         for place in each.places:
             if place.endswith("/"):
-                run.store.delete_one(f"{place}{NAME}")  # first: without it the rest is none
+                run.store.delete_one(f"{place}{NAME}")  # first, since it makes the rest an artifact
                 run.store.delete(place.rstrip("/"))
             elif each.what == UNFINISHED:
                 run.store.delete_unfinished(place)
@@ -77,7 +77,7 @@ def delete(run: Run, left: Iterable[Leftover]) -> None:
 
 
 def possible_artifacts(run: Run) -> list[Artifact]:
-    """All that a run has, or may have, in the order in which they are made."""
+    """All artifacts that a run has or may have, in the order in which they are made."""
     artifacts = [*graph.artifacts(run.config), REPORT]
     artifacts += run.evaluations()
     names = run.store.folders(REFERENCES)
@@ -86,13 +86,13 @@ def possible_artifacts(run: Run) -> list[Artifact]:
 
 
 def _awaited(run: Run) -> set[Artifact]:
-    """Jobs that a run which extends this one is still to go on with. All of them, where that can't be read."""
+    """Jobs that an extension of this run still has to continue; all jobs if an extension can't be read."""
     jobs = graph.trained_of(run.config)
     awaited = set[Artifact]()
     for name in run.store.folders(EXTENDED):
         try:
             longer = Run.open(f"{run.url}/{EXTENDED}/{name}")
-            if longer.appends:  # begins with copies of weights
+            if longer.appends:  # its jobs begin with copies of weights and need no state
                 continue
             awaited |= {job for job in jobs if not longer.inherits(job) and not longer.manifest(job)} | _awaited(longer)
         except DDMError:
@@ -101,7 +101,7 @@ def _awaited(run: Run) -> set[Artifact]:
 
 
 def _finished(run: Run, artifact: Artifact) -> Manifest | None:
-    """The manifest of an artifact that is finished, and undamaged as far as that tells."""
+    """The manifest of a finished artifact; None if the artifact isn't finished, drifted, or has a damaged manifest."""
     with suppress(DriftError, CorruptArtifact):
         manifest = run.finished(artifact)
         return manifest and with_all_files(run, manifest)
@@ -109,7 +109,7 @@ def _finished(run: Run, artifact: Artifact) -> Manifest | None:
 
 
 def _of_job(artifact: Artifact, named: Iterable[str], sizes: Mapping[str, int], milestones: bool) -> list[Leftover]:
-    """Leftovers below the attempts of a finished job; what a manifest has `named` isn't one, nor what lies beside."""
+    """Garbage below the attempts of a finished job: all folders but those of the files that a manifest has `named`."""
     folders: dict[str, list[str]] = defaultdict(list)
     for key in sizes:
         words = key.split("/")
@@ -136,7 +136,7 @@ def _of_job(artifact: Artifact, named: Iterable[str], sizes: Mapping[str, int], 
 
 
 def _is_stray(run: Run, artifact: Artifact, manifest: Manifest, name: str) -> bool:
-    """True for a chunk's file that neither the manifest nor the chunk's record names."""
+    """True if neither the manifest nor the chunk's record names this file of a chunk."""
     stem = stem_of_file(name)
     if stem is None or name in manifest.files:
         return False
@@ -148,7 +148,7 @@ def _is_stray(run: Run, artifact: Artifact, manifest: Manifest, name: str) -> bo
 
 
 def _unfinished(run: Run, underway: Iterable[Artifact]) -> Leftover:
-    """Files that kills left on a local disk, but for those of what is under way, and of runs that extend this one."""
+    """Unfinished files of killed processes on a local disk, without those of unfinished artifacts and of extensions."""
     root = run.store.local
     files = unfinished_below(root, UNFINISHED_SECONDS) if root else []
     sizes = {path.relative_to(root).as_posix(): size for path, size in files if root}

@@ -1,8 +1,8 @@
-"""The artifacts of a run as data: the kinds there are, where each lies, what it is made from and by which stage.
+"""The artifacts of a run as data: their kinds, where each lies, its inputs, and the stage that makes it.
 
-A new kind is a row of `KINDS`, its record in `run/info.py`, its configuration, and the stage that makes it. One
+To add a kind, add a row to `KINDS`, its record to `run/info.py`, its configuration, and the stage that makes it. A kind
 that is trained has the stage `train` (attempts, states, status and launches follow from that), a place in `trained_of`
-and its derivation in `train/job.py`. A new stage is a name in `Stage` and a verb of the command line.
+and its derivation in `train/job.py`. To add a stage, add its name to `Stage` and a verb to the command line.
 """
 
 import re
@@ -33,9 +33,9 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 class Artifact(str):
-    """One artifact of a run, equal to its path there: `Artifact("experts/003")`. Raises ValueError for another path.
+    """One artifact of a run, as its path in the run: `Artifact("experts/003")`. Raises ValueError for other paths.
 
-    `kind` names its row of `KINDS`. Where a kind has many, `cluster` tells which, or `name`.
+    `kind` names its row of `KINDS`. If a kind has many artifacts, `cluster` or `name` says which one it is.
     """
 
     kind: str
@@ -63,22 +63,22 @@ class Artifact(str):
 
     @property
     def stage(self) -> Stage:
-        """The stage that makes it."""
+        """The stage that makes the artifact."""
         return KINDS[self.kind].stage
 
     @property
     def info(self) -> type[Info]:
-        """The record that its manifest holds."""
+        """The class of the record in the artifact's manifest."""
         return KINDS[self.kind].info
 
     @property
     def units(self) -> str:
-        """Words for what its stage makes chunk by chunk; empty where it doesn't."""
+        """Name of the units that its stage makes chunk by chunk; empty for other stages."""
         return KINDS[self.kind].units
 
     @property
     def trains(self) -> bool:
-        """True for what a training job makes, attempt by attempt."""
+        """True if a training job makes the artifact, attempt by attempt."""
         return self.stage == "train"
 
 
@@ -86,10 +86,10 @@ class Artifact(str):
 class Kind:
     """Properties of all artifacts of a kind.
 
-    `path` is that of the only one, `member` that of one of many by its cluster or name. `reads` are the fields of the
-    configuration that its stage reads, `inputs` the artifacts that it is made from. `part`: the part of the
-    configuration that has the schedule of its training, if it is trained. `extra`: a mixture does without it. `units`:
-    words for what its stage makes chunk by chunk, if it does.
+    `path`: path of the only artifact. `member`: path of one of many, by its cluster or name. `reads`: the fields of
+    the configuration that the stage reads. `inputs`: the artifacts that it is made from. `part`: the part of the
+    configuration with its training schedule, if it is trained. `extra`: a mixture doesn't need it. `units`: name of
+    the units that the stage makes chunk by chunk, if it does.
     """
 
     path: str | None = None
@@ -104,12 +104,12 @@ class Kind:
 
 
 def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
-    """All artifacts that a run needs, in the order in which they are made; evaluations come on top by name."""
+    """All artifacts that a run needs, in the order in which they are made. Evaluations are not among them."""
     shards = shards_of(config) if config.partition.given else ()
     others = (each for each in trained_of(config) if each.kind != "expert")
     return (
         *beginnings_of(config),
-        *rows_of(config),
+        *row_artifacts(config),
         *shards,
         PARTITION,
         *experts_of(config),
@@ -118,8 +118,8 @@ def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
     )
 
 
-def rows_of(config: RunConfig) -> tuple[Artifact, ...]:
-    """The artifacts of rows: one, or one an owner where shards are given."""
+def row_artifacts(config: RunConfig) -> tuple[Artifact, ...]:
+    """The artifacts of prepared rows: a single one, or one per owner if owners give their shards."""
     return tuple(owner_rows(cluster) for cluster in _clusters(config)) if config.partition.given else (ROWS,)
 
 
@@ -134,17 +134,17 @@ def experts_of(config: RunConfig) -> tuple[Artifact, ...]:
 
 
 def replays_of(config: RunConfig) -> tuple[Artifact, ...]:
-    """The images that a router is trained on in place of rows, by cluster; none where it is trained on these."""
+    """Replays by cluster: the images that a router is trained on instead of rows. Empty if it is trained on rows."""
     return tuple(replay(cluster) for cluster in _clusters(config)) if config.router.replay else ()
 
 
 def beginnings_of(config: RunConfig) -> tuple[Artifact, ...]:
-    """The weights of others that trainings begin with; none where all begin with random ones."""
+    """Weights of other runs that training jobs begin with; empty if all begin with random weights."""
     return tuple(dict.fromkeys(each for job in trained_of(config) for each in beginning_of(config, job)))
 
 
 def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
-    """The weights of others that a training job begins with: one; none for other jobs, and for what isn't trained."""
+    """The weights of another run that a training job begins with, if any: one artifact or none."""
     part = part_of(artifact)
     init = train_of(config, part).init_from if part else None
     if init is None:
@@ -153,19 +153,19 @@ def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
 
 
 def part_of(artifact: Artifact) -> Part | None:
-    """The part of the configuration that has the schedule of a training job; None for what isn't trained."""
+    """The part of the configuration with a training job's schedule; None for artifacts that aren't trained."""
     return KINDS[artifact.kind].part
 
 
 def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
-    """Everything that training jobs make; what would need all rows in one place isn't made where shards are given."""
+    """Everything that training jobs make. If owners give their shards, nothing that needs all rows in one place."""
     if config.partition.given:
         return (*experts_of(config), *((ROUTER,) if config.router.replay else ()))
     return (*experts_of(config), ROUTER, MONOLITH, STUDENT)
 
 
 def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact, ...]:
-    """The part of that which a mixture needs, and of `EXTRAS` those named."""
+    """The trained artifacts that a mixture needs, and those of the kinds `extras`."""
     return tuple(each for each in trained_of(config) if each.kind not in EXTRAS or each.kind in extras)
 
 
@@ -175,7 +175,7 @@ def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
 
 
 def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
-    """The artifact whose stage is to be run for this one: the partition for its parts, except for shards of owners."""
+    """The artifact that the stage makes to make this one: the partition for its parts, except for owners' shards."""
     part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
     return PARTITION if part else artifact
 
@@ -194,7 +194,7 @@ def _rows_of_shard(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...
 
 
 def _rows_of_partition(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
-    # All that owners share is their shards' manifests, and these are files of the partition.
+    # Owners share nothing but their shards' manifests, which are files of the partition.
     return () if config.partition.given else (ROWS,)
 
 
@@ -294,26 +294,26 @@ ROUTER: Artifact = Artifact("router")
 MONOLITH: Artifact = Artifact("monolith")
 STUDENT: Artifact = Artifact("student")
 EXTRAS = tuple(kind for kind, row in KINDS.items() if row.extra)
-"""Kinds of networks that a mixture does without."""
+"""Kinds of networks that a mixture doesn't need."""
 
 
 def owner_rows(cluster: int) -> Artifact:
-    """The rows of one owner, where shards are given: never in one place with another's."""
+    """The rows of one owner, if owners give their shards. They are never in one place with another owner's rows."""
     return _member("rows", cluster)
 
 
 def shard(cluster: int) -> Artifact:
-    """One cluster's rows as its expert trains on them."""
+    """The rows of one cluster, on which its expert trains."""
     return _member("shard", cluster)
 
 
 def expert(cluster: int) -> Artifact:
-    """One cluster's expert."""
+    """The expert of one cluster."""
     return _member("expert", cluster)
 
 
 def replay(cluster: int) -> Artifact:
-    """Images that one cluster's expert samples, for the router to be trained on."""
+    """Images that one cluster's expert samples, on which the router is trained."""
     return _member("replay", cluster)
 
 
@@ -323,7 +323,7 @@ def evaluation(name: str) -> Artifact:
 
 
 def reference(name: str) -> Artifact:
-    """Real rows as some features see them, for evaluations to compare with."""
+    """Features of real rows, with which evaluations compare samples."""
     return _member("reference", name)
 
 

@@ -1,4 +1,4 @@
-"""Fields of the configuration that an artifact's identity holds, as its kind reads them."""
+"""Fields of the configuration that belong to an artifact's identity: those that its stage reads."""
 
 from contextlib import suppress
 from operator import attrgetter
@@ -15,20 +15,20 @@ PLACEMENT = {
     "features": ("batch_size",),
     "init_from": ("source", "network"),  # an input, by its content
 }
-"""Fields, by their section, that say where something lies or runs, and nothing of what is made."""
+"""Fields, by section, that say where something lies or runs and don't affect the result."""
 
 
 def fields_of(config: RunConfig, artifact: Artifact) -> dict[str, Any]:
-    """The fields of the configuration that an artifact's stage reads: what its identity holds, by their last names."""
+    """The fields of the configuration that an artifact's stage reads and its identity holds, by their last names."""
     everything = config.model_dump(mode="json")
     fields = {path.rpartition(".")[2]: _at(everything, path) for path in KINDS[artifact.kind].reads(config)}
     return _without_placement(fields)
 
 
 def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of an identity as today's configuration spells them, what has been added since at its default.
+    """Fields of an identity as today's configuration spells them, with defaults for fields that were added since.
 
-    Fields that it can't read any more are left as they are, so that they drift.
+    Fields that can't be read any more are left as they are, so that they drift.
     """
     spelled = dict(fields)
     for path in KINDS[artifact.kind].reads(config):
@@ -40,7 +40,7 @@ def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> 
 
 
 def _without_placement(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields without PLACEMENT, in sections of sections, too."""
+    """The fields without those in PLACEMENT, also in nested sections."""
     kept = {}
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """Typed records in the manifests of each kind of artifact, parsed once.
 
-C classes, K clusters. The order of fields is that of the manifest's bytes.
+Shapes: C classes, K clusters. The order of fields is their order in the manifest's bytes.
 """
 
 from typing import Annotated, Any, Self
@@ -47,12 +47,12 @@ class Reason(Info):
 
 
 class RowsInfo(Info):
-    """Counts of rows (usable, for training, held out), of rejected and equal images; what labels mean.
+    """Counts of rows (usable, for training, held out) and of rejected and equal images, and the names of labels.
 
-    `duplicates` are images equal to an earlier one, of which `dropped` were left out. `classes`: names by folder.
-    `ignored`: files that aren't read, by their ending. `reasons`: the commonest ones. `networks`: fingerprints of the
-    embedder, autoencoder and text encoder that made them, of those that aren't the run's own. `versions`: of libraries.
-    `credit`: words on whose the pictures are, of a source that has some.
+    `duplicates` are images that are equal to an earlier one; `dropped` of them were left out. `classes`: names by
+    folder. `ignored`: files that aren't read, by their ending. `reasons`: the commonest reasons for a rejection.
+    `networks`: fingerprints of the embedder, autoencoder and text encoder, if they aren't the run's own. `versions`:
+    versions of libraries. `credit`: the source's note on the owner of the images, if it has one.
     """
 
     rows: Count
@@ -71,7 +71,7 @@ class RowsInfo(Info):
     credit: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Fields that a manifest holds: rows without a credit have the bytes that they had in an older version."""
+        """Fields that a manifest holds. Without a credit the bytes are those of older versions."""
         return {name: value for name, value in super().as_json().items() if name != "credit" or value}
 
 
@@ -85,7 +85,7 @@ class CentroidsInfo(Info):
 class ShardInfo(Info):
     """Counts of a cluster's rows, of its training rows by class, and the standard deviation of their data.
 
-    `centroids` is the digest of the centroids that made the cluster, None where none did. `networks`: see RowsInfo.
+    `centroids`: digest of the centroids that made the cluster; None if there were none. `networks`: see RowsInfo.
     """
 
     cluster: Count
@@ -98,7 +98,7 @@ class ShardInfo(Info):
     networks: dict[str, str] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Fields that a manifest holds: made again, a shard of an older version has the bytes that it had."""
+        """Fields that a manifest holds. Without networks the bytes are those of older versions."""
         return {name: value for name, value in super().as_json().items() if name != "networks" or value}
 
     @model_validator(mode="after")
@@ -112,7 +112,7 @@ class PartitionInfo(Info):
     """Counts of training rows by class and cluster, and of held-out rows.
 
     `imbalance`: largest over smallest cluster; `entropy` of the shares, 1 for equal ones; `ari`: adjusted Rand index
-    with the classes. None where there is no such number. `networks`: see RowsInfo.
+    with the classes. A number that is undefined is None. `networks`: see RowsInfo.
     """
 
     counts_CK: tuple[tuple[Count, ...], ...]
@@ -133,9 +133,9 @@ class PartitionInfo(Info):
 
 
 class ClusterFit(Info):
-    """Training rows that were appended to a cluster: how many, and how many of them are `far`, None if unknown.
+    """Training rows that were appended to a cluster: their number, and how many are `far`, None if unknown.
 
-    These are farther from its centroid than 99 % of the rows that the clusters were made of.
+    A row is far if it is farther from the centroid than 99 % of the rows from which the clusters were made.
     """
 
     rows: Count
@@ -145,8 +145,8 @@ class ClusterFit(Info):
 class ReportInfo(Info):
     """Separation of the clusters, by the embeddings of a sample, and what to look at before training.
 
-    `silhouette` in [-1, 1], of all clusters and of each; None where there is none. `far_K`: the distance from each
-    centroid that 99 % of the rows have at most, by a sample. `fit`: of each cluster, where rows have been appended.
+    `silhouette` in [-1, 1], of all clusters and of each; None if undefined. `far_K`: the distance from each centroid
+    within which 99 % of a sample's rows lie. `fit`: for each cluster, if rows have been appended.
     """
 
     silhouette: float | None
@@ -161,13 +161,13 @@ class ReportInfo(Info):
 
     @classmethod
     def of_either(cls, report: Manifest | None, partition: Manifest | None) -> Self | None:
-        """The record of a report, or that of an older version, which its partition holds; None if there is none."""
+        """The record of a report; None if there is none. In older versions the partition's manifest holds it."""
         holders = [manifest for manifest in (report, partition) if manifest and "warnings" in manifest.info]
         return cls.of(holders[0]) if holders else None
 
 
 class HeldoutInfo(Info):
-    """Loss of a training's last weights on held-out rows, and its standard error."""
+    """Loss of a training job's last weights on held-out rows, and its standard error."""
 
     step: Count
     loss: Finite
@@ -177,8 +177,8 @@ class HeldoutInfo(Info):
 class TrainedInfo(Info):
     """A finished training job: the folder of its EMA weights, steps, cost, and the mean loss of the last steps.
 
-    `seconds` are those of training, over all `attempts`. `versions`: of what the last one computed with. `heldout`:
-    None where held-out rows weren't measured; `unmeasured`: why the last attempt didn't.
+    `seconds`: time of training, over all `attempts`. `versions`: versions of libraries in the last attempt. `heldout`:
+    None if the held-out loss wasn't measured; `unmeasured`: why the last attempt didn't measure it.
     """
 
     weights: str = Field(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$", max_length=200)
@@ -195,20 +195,20 @@ class TrainedInfo(Info):
     unmeasured: str = Field(default="", max_length=1000)
 
     def as_json(self) -> dict[str, Any]:
-        """Fields that a manifest holds: without measurements, those of older versions."""
+        """Fields that a manifest holds. Without measurements the bytes are those of older versions."""
         fields = super().as_json().items()
         return {name: value for name, value in fields if name not in ("heldout", "unmeasured") or value}
 
 
 class BeginningInfo(Info):
-    """Weights that a training begins with: where they were read, and their number of parameters."""
+    """Weights that a training job begins with: where they were read, and their number of parameters."""
 
     source: str
     parameters: Count
 
 
 class EvaluationInfo(Info):
-    """Frechet distance by the name of what was measured, and the strategy with the smallest one."""
+    """Frechet distance by the name of the measured samples, and the strategy with the smallest one."""
 
     num_samples: Count
     frechet: dict[str, float]
@@ -216,14 +216,14 @@ class EvaluationInfo(Info):
 
 
 class ReferenceInfo(Info):
-    """Training rows whose features are a reference, and how many features each has."""
+    """Number of training rows in a reference, and of features of each row."""
 
     rows: Count
     features: Count
 
 
 class StateInfo(Info):
-    """A training state: steps that are done, seconds that they took, and the world size that wrote it."""
+    """A training state: finished steps, seconds that they took, and the world size that wrote it."""
 
     step: Count
     seconds: Finite
@@ -231,6 +231,6 @@ class StateInfo(Info):
 
 
 class WeightsInfo(Info):
-    """Published EMA weights: the steps that are done."""
+    """Published EMA weights: the finished steps."""
 
     step: Count

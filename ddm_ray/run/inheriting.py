@@ -1,4 +1,4 @@
-"""InheritingStore: the store of a run that extends another one, in which a part of its objects lies."""
+"""InheritingStore: the store of an extension, which reads some objects from the run that it extends."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -16,24 +16,24 @@ SHARDS = "partition/shards/"
 
 
 def _routed(method: F, changes: bool = False) -> F:
-    """The method, asked of the other store for a key that lies in it; of one that `changes` it, a file is refused."""
+    """The method, called on the base's store for a key that lies there. If it `changes` a file there, it is refused."""
 
     @wraps(method)
     def ask(self: "InheritingStore", key: str, *args: Any, **options: Any) -> Any:
         if not self.inherits(key):
             return method(self, key, *args, **options)
         if changes and self._generation and generation_of(key) is not None:
-            raise StorageError(f"{self.url}/{key}: lies in {self.base.url}, whose bytes stay as they are", passes=False)
+            raise StorageError(f"{self.url}/{key}: lies in {self.base.url}, which must not be changed", passes=False)
         return getattr(self.base, method.__name__)(key, *args, **options)
 
     return cast(F, ask)
 
 
 class InheritingStore(Store):
-    """Objects below a folder or URI, but for those in the folders `names`, and in `prefix/NAME`: these are the base's.
+    """A store in which the folders `names`, and `prefix/NAME`, are those of the `base`.
 
-    So are files of shards of an earlier `generation` than this run's, of which nothing is ever written or deleted. Who
-    asks needn't know which are which.
+    Files of shards of an earlier `generation` than this run's are the base's, too; they are never written or deleted.
+    Callers needn't know where an object lies.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class InheritingStore(Store):
         self.base, self._names, self._prefix_of_copies = base, frozenset(names), f"{prefix}/"
 
     def inherits(self, key: str) -> bool:
-        """True for what lies in the base."""
+        """True if the key's object lies in the base."""
         if key.removeprefix(self._prefix_of_copies).partition("/")[0] in self._names:
             return True
         generation = generation_of(key) if self._generation else None
         return generation is not None and generation < self._generation
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
-        """See Store; beside a shard's own files those of earlier generations."""
+        """See Store. A shard also lists its files of earlier generations."""
         if self.inherits(prefix):
             return self.base.sizes(prefix)
         own = super().sizes(prefix)

@@ -1,6 +1,6 @@
-"""A long list of an artifact's files: a file of its own that the manifest names, and that few commands read.
+"""Long lists of an artifact's files. Such a list is a file of its own, which the manifest names and few commands read.
 
-Every command reads manifests, and whole: one that names a million files takes many seconds and GB, or is refused.
+Every command reads whole manifests. A manifest that named a million files would take many seconds and GB.
 """
 
 import io
@@ -20,21 +20,21 @@ from ddm_ray.store.store import Store
 
 FOLDER = "_files"
 """Folder of the list, below the artifact."""
-MOST_NAMED = 10_000
-"""Files that a manifest names by itself, at most: these take it a quarter of a second to be read."""
+MAX_NAMED = 10_000
+"""Largest number of files that a manifest names itself. It is read in a quarter of a second then."""
 _SCHEMA = pa.schema([("name", pa.string()), ("bytes", pa.int64()), ("sha256", pa.binary(32))])
 
 
 class ListedFiles(Mapping[str, FileRecord]):
-    """Files by their names, in the order of these, in memory as they are in the list: about 80 bytes each."""
+    """Records of files by name, sorted. They are in memory as in the list, with about 80 bytes each."""
 
     def __init__(self, data: bytes, where: str):
-        """Parse what `named_or_listed` writes. Raises CorruptArtifact naming `where` for anything else."""
+        """Parse a list that `named_or_listed` wrote. Raises CorruptArtifact naming `where` for anything else."""
         try:
             table = pq.read_table(pa.BufferReader(data), schema=_SCHEMA).combine_chunks()
         except (pa.ArrowException, OSError) as error:
             raise CorruptArtifact(f"{where}: no list of files ({' '.join(str(error).split())[:120]})", AGAIN) from None
-        self._batches = table.to_batches(MOST_NAMED)
+        self._batches = table.to_batches(MAX_NAMED)
         if any(column.null_count for column in table.columns) or (table["bytes"].to_numpy() < 0).any():
             raise CorruptArtifact(f"{where}: no list of files, sizes or names are missing", AGAIN)
         try:
@@ -62,7 +62,7 @@ class ListedFiles(Mapping[str, FileRecord]):
         raise KeyError(name)
 
     def items(self) -> ItemsView[str, FileRecord]:
-        """All names and records, without a search for each."""
+        """All names and records, without a search for each name."""
         return _Items(self)
 
     def records(self) -> Iterator[FileRecord]:
@@ -80,12 +80,12 @@ class _Items(ItemsView[str, FileRecord]):
 
 
 def list_of(manifest: Manifest) -> str | None:
-    """Name of the list that a manifest names; None of one that names all files by itself."""
+    """Name of the list in a manifest; None if the manifest names all files itself."""
     return next((name for name in manifest.files if name.startswith(f"{FOLDER}/")), None)
 
 
 def with_all_files(run: Run, manifest: Manifest) -> Manifest:
-    """The manifest with all files of its artifact, its list read, for those who read them. Raises CorruptArtifact."""
+    """The manifest with all files of its artifact; reads its list if it has one. Raises CorruptArtifact."""
     name = list_of(manifest)
     if name is None:
         return manifest
@@ -97,14 +97,14 @@ def with_all_files(run: Run, manifest: Manifest) -> Manifest:
 def named_or_listed(
     store: Store, artifact: str, parts: Iterable[tuple[str, FileRecord]], others: Mapping[str, FileRecord]
 ) -> dict[str, FileRecord]:
-    """Files of an artifact as its manifest is to name them: each, or the `others` and a list of all, which is written.
+    """The files that an artifact's manifest is to name: all of them, or the `others` and a list, which is written.
 
-    The artifact has a `content`, which its digest is of. `parts` are gone through once, MOST_NAMED of them in memory at
-    a time. Raises StorageError, and DataError for a list that could not be read.
+    The artifact must have a `content`, from which its digest is made. `parts` are read once, with MAX_NAMED in memory
+    at a time. Raises StorageError, and DataError for a list that could not be read again.
     """
     left = iter(parts)
-    first, batches = dict(islice(left, MOST_NAMED)), list[pa.RecordBatch]()
-    while more := dict(islice(left, MOST_NAMED)):
+    first, batches = dict(islice(left, MAX_NAMED)), list[pa.RecordBatch]()
+    while more := dict(islice(left, MAX_NAMED)):
         batches.append(_batch(more))
     if not batches:
         return {**first, **others}
@@ -114,7 +114,7 @@ def named_or_listed(
     del table, batches
     data = buffer.getvalue()
     record = FileRecord.of(data)
-    # By its content: a rival's list may be other bytes of the same names, from another version of pyarrow.
+    # Named by its content: a rival with another version of pyarrow may write other bytes for the same names.
     name = f"{FOLDER}/{record.sha256[:16]}.parquet"
     where = f"{store.url}/{artifact}/{name}"
     try:

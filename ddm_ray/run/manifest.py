@@ -1,4 +1,4 @@
-"""Manifests finish artifacts: checksums, identity, and drift as a diff of fields."""
+"""Manifests, which commit artifacts: checksums, identity, and drift as a diff of fields."""
 
 import builtins
 import hashlib
@@ -17,14 +17,14 @@ from ddm_ray.store.store import Store
 
 SCHEMA = 5
 NAME_LETTERS = 1024
-"""Letters of a file's path below its artifact, at most: as an object store allows."""
+"""Longest path of a file below its artifact, in characters. Object stores allow no more."""
 NAME = "_MANIFEST.json"
 AGAIN = "delete it and run the stage again"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The circumstances of an artifact: the configuration fields that its stage reads, and its inputs' digests."""
+    """The origin of an artifact: the configuration fields that its stage reads, and its inputs' digests."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     fields: dict[str, Any]
@@ -36,7 +36,7 @@ class Identity:
         return sha256(canonical({"fields": self.fields, "inputs": self.inputs}))[:16]
 
     def without(self, names: Collection[str]) -> "Identity":
-        """The identity of what is made without these inputs."""
+        """The identity without the inputs of these names."""
         return Identity(self.fields, {name: digest for name, digest in self.inputs.items() if name not in names})
 
 
@@ -55,13 +55,13 @@ class FileRecord:
 
     @classmethod
     def of_file(cls, path: Path) -> "FileRecord":
-        """The record of a file on a local disk, which is read a piece at a time."""
+        """The record of a file on a local disk, which is read in pieces."""
         with path.open("rb") as file:
             return cls(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def checked_name(name: str) -> str:
-    """The name itself, if it may be that of a file below an artifact. Raises ValueError."""
+    """Return the name if a file below an artifact may have it. Raises ValueError otherwise."""
     parts = name.split("/")
     if (
         len(name) > NAME_LETTERS
@@ -73,11 +73,11 @@ def checked_name(name: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(checked_name)]
-"""A path below an artifact, without `..` and letters that no terminal prints, of parts that any file system takes."""
+"""A path below an artifact: no `..`, only printable characters, and parts that any file system accepts."""
 
 
 class _Body(BaseModel):
-    """The fields of a manifest, beside those that follow from others."""
+    """The fields of a manifest, without those that follow from others."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -93,8 +93,8 @@ class _Body(BaseModel):
 class Manifest:
     """The record written last: files by path below the artifact's prefix, identity, and the stage's info.
 
-    `content` is a hash of what the files hold, given where their bytes or names depend on chance. Of very many files
-    these are a list of them, see `listing.py`.
+    `content` is a hash of the files' content, set if their bytes or names depend on chance. If there are very many
+    files, `files` names a list of them, see `listing.py`.
     """
 
     artifact: str
@@ -115,9 +115,9 @@ class Manifest:
         return seal(body, indent=1)
 
     def to_write(self, where: str) -> bytes:
-        """`to_json`, of a manifest that `read_manifest` takes. Raises DataError naming `where` for any other.
+        """`to_json`, after a check that `read_manifest` can read the result. Raises DataError naming `where` if not.
 
-        Else it would be found out when a week's work is to be used.
+        Otherwise the error would show only when the result of a week's work is to be used.
         """
         try:
             data = self.to_json()
@@ -143,14 +143,15 @@ class Manifest:
 
 
 def read_manifest(store: Store, prefix: str) -> Manifest:
-    """The manifest of what lies below `prefix/`. Raises FileNotFoundError if there is none, CorruptArtifact."""
+    """The manifest below `prefix/`. Raises FileNotFoundError if there is none, and CorruptArtifact."""
     key = f"{prefix}/{NAME}"
     return Manifest.from_json(read_sealed(store, key), f"{store.url}/{key}")
 
 
 def verify(data: bytes, record: FileRecord, where: str) -> bytes:
-    """`data` itself, if it has the recorded size and checksum; else CorruptArtifact naming `where`, TruncatedWeights
-    for safetensors of another size.
+    """Return `data` if it has the recorded size and checksum.
+
+    Raises CorruptArtifact naming `where` otherwise, and TruncatedWeights for safetensors of another size.
     """
     if len(data) != record.bytes:
         kind = TruncatedWeights if where.endswith(".safetensors") else CorruptArtifact
@@ -161,12 +162,12 @@ def verify(data: bytes, record: FileRecord, where: str) -> bytes:
 
 
 def read_verified(store: Store, key: str, record: FileRecord) -> bytes:
-    """A file as `verify` returns it, of which no more is read than it may have. Raises FileNotFoundError, too."""
+    """Read a file up to its recorded size and `verify` it. Raises FileNotFoundError, too."""
     return verify(store.read(key, record.bytes, cut=False), record, f"{store.url}/{key}")
 
 
 def drift(expected: Identity, actual: Identity) -> list[str]:
-    """A line `field: actual -> expected` for each difference; inputs unknown on either side don't count."""
+    """A line `field: actual -> expected` for each difference. Inputs that either side lacks don't count."""
     lines = list(_differences(actual.fields, expected.fields))
     for name in sorted(expected.inputs.keys() & actual.inputs.keys()):
         if expected.inputs[name] != actual.inputs[name]:

@@ -1,4 +1,4 @@
-"""Run: a directory or prefix that holds one training of one mixture, laid out as `graph.py` says."""
+"""Run: a directory or prefix that holds one training of one mixture, with the layout of `graph.py`."""
 
 import os
 import re
@@ -25,14 +25,14 @@ from ddm_ray.store.store import Store
 
 RUN_FILE = "run.json"
 ACCEPTED = "accepted"
-"""Folder of copies of the manifests that were accepted, which islands may read and not write."""
+"""Folder with copies of the accepted manifests. Islands may read it but not write to it."""
 
 
 class Run:
     """A run on storage: its immutable configuration, and its artifacts with their manifests.
 
-    One that trains on where another one is has that as its `base`, else None, and `appends` files, or has the same
-    rows: None (see `extension.py`).
+    `base`: the run that this one extends, or None. `appends`: files that an extension adds, or None (see
+    `extension.py`).
     """
 
     def __init__(self, store: Store, config: RunConfig, base: "Run | None" = None, appends: Appended | None = None):
@@ -47,19 +47,19 @@ class Run:
         cls,
         url: str,
         config: RunConfig,
-        sealed: bytes | None = None,
+        run_file: bytes | None = None,
         on_replaced: Callable[[str], None] | None = None,
     ) -> "Run":
-        """Write run.json if it is absent. The same configuration again is a no-op, another raises DriftError.
+        """Write run.json if it is absent. The same configuration again is a no-op; another one raises DriftError.
 
-        With `on_replaced` another one takes the place of that of a run of which nothing else exists yet, and that is
-        called with the fields that differ. `sealed`: the bytes of run.json elsewhere, of which the
-        configuration was read. Raises RunError where nothing can be written, StorageError for an object store that
-        doesn't answer, or that can't be relied on to create things only once.
+        With `on_replaced`, another configuration replaces that of a run that has nothing but its run.json;
+        `on_replaced` is called with the fields that differ. `run_file`: the bytes of another run.json from which the
+        configuration was read. Raises RunError if nothing can be written there, and StorageError for an object store
+        that doesn't answer or has no conditional writes.
         """
         store = Store(url)
         fields = config.model_dump(mode="json")
-        data = sealed or seal({"schema": SCHEMA, "config": fields}, indent=1)
+        data = run_file or seal({"schema": SCHEMA, "config": fields}, indent=1)
         try:
             store.require_create()
             created = store.create(RUN_FILE, data)
@@ -74,7 +74,7 @@ class Run:
             stored = existing.config.model_dump(mode="json")
             source = fields["data"]["source"]
             if os.path.abspath(os.path.expanduser(stored["data"]["source"])) == source:
-                stored["data"]["source"] = source  # runs were begun with relative ones
+                stored["data"]["source"] = source  # older versions stored relative paths
             lines = drift(Identity(fields), Identity(stored))
             if lines and on_replaced and not store.sizes("").keys() - {RUN_FILE}:
                 store.write(RUN_FILE, data)
@@ -85,9 +85,9 @@ class Run:
 
     @classmethod
     def open(cls, url: str, retry_policy: RetryPolicy = SHORT_RETRIES) -> "Run":
-        """The run at a path or URI. Raises RunError if there is none, CorruptArtifact if it was altered, StorageError.
+        """Open the run at a path or URI. `retry_policy`: that of its store.
 
-        `retry_policy` is its store's.
+        Raises RunError if there is no run, CorruptArtifact if its run.json was altered, and StorageError.
         """
         store = Store(url, retry_policy)
         where = f"{store.url}/{RUN_FILE}"
@@ -97,7 +97,7 @@ class Run:
             raise RunError(f"{url} is not a run: it has no {RUN_FILE}", Begin(url)) from None
         except (StorageError, ValueError) as error:
             if isinstance(error, StorageError) and (store.local is None or store.local.is_dir()):
-                raise  # it may be one, though not for now
+                raise  # there may be a run, which can't be read now
             raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
         config = read_config(data, where)
         if (extension := Extension.read(store)) is None:
@@ -113,19 +113,19 @@ class Run:
 
     @property
     def generation(self) -> int:
-        """The number of times that rows have been appended, to this run or to one that it extends."""
+        """Count of appends to this run and to the runs that it extends."""
         return (self.base.generation if self.base else 0) + (self.appends is not None)
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of the hash over the configuration: two who see the same one have the same run."""
+        """16 hex digits of the hash over the configuration. Runs with the same fingerprint are the same."""
         return Identity(self.config.model_dump(mode="json")).fingerprint
 
     @property
     def named(self) -> RunConfig:
-        """The configuration for whoever shows classes to people: those that it only counts have their source's names.
+        """The configuration with names of classes, for display.
 
-        That is once rows are made of a source that has some.
+        If it has only a number of classes, the names are those of the source, once rows have been prepared.
         """
         data = self.config.data
         rows = self._rows if data.classes_are_counted else None
@@ -137,13 +137,13 @@ class Run:
 
     @property
     def credit(self) -> str | None:
-        """Words on whose the pictures are, as the rows have them of their source; None: it asks for none."""
+        """The source's note on the owner of the images; None if the rows have no such note."""
         rows = self._rows
         return rows.credit if rows else None
 
     @property
     def _rows(self) -> RowsInfo | None:
-        """The record of the rows; None where they aren't made, or can't be read."""
+        """The record of the rows; None if they aren't finished or can't be read."""
         with suppress(CorruptArtifact, StorageError):
             if manifest := self.manifest(graph.ROWS):
                 return RowsInfo.of(manifest)
@@ -155,14 +155,14 @@ class Run:
         return graph.experts_of(self.config)
 
     def evaluations(self) -> list[Artifact]:
-        """Artifacts of all evaluations that are begun, by name; a folder that can't be one's is passed over."""
+        """All evaluations that have begun, by name. Folders with an invalid name are skipped."""
         names = self.store.folders(graph.EVALUATIONS)
         return [graph.evaluation(name) for name in names if re.fullmatch(graph.NAME_PATTERN, name)]
 
     def identity(self, artifact: Artifact, unread: tuple[type[DDMError], ...] = ()) -> Identity:
-        """Identity to make the artifact under now; inputs that aren't here (another site's) are left out.
+        """The identity that the artifact would have now. Inputs that aren't here (another site's) are left out.
 
-        Likewise those whose manifests can't be read for an error of the kinds `unread`.
+        So are inputs with manifests that can't be read because of an error of the kinds `unread`.
         """
         digests = {}
         for name in self.inputs(artifact):
@@ -181,13 +181,13 @@ class Run:
         return graph.inputs(self.config, artifact)
 
     def by_hand(self, artifact: Artifact) -> bool:
-        """True for what counts once somebody has accepted it, for all but who makes it: what islands make of rows."""
+        """True if others use the artifact only after a person has accepted it: what islands make from rows."""
         return artifact.stage in ("train", "replay") and self.config.acceptance == "by_hand"
 
     def manifest(self, artifact: Artifact, accepted: bool = False) -> Manifest | None:
-        """The artifact's manifest, or None if it isn't finished. Raises CorruptArtifact, also for another's.
+        """The artifact's manifest; None if it isn't finished. Raises CorruptArtifact, also for another's manifest.
 
-        `accepted`: as it was accepted, None if it wasn't, of what is accepted by hand.
+        `accepted`: for artifacts that are accepted by hand, the accepted manifest, or None if there is none.
         """
         place = f"{ACCEPTED}/{artifact}" if accepted and self.by_hand(artifact) else artifact
         try:
@@ -204,9 +204,9 @@ class Run:
     def finished(
         self, artifact: Artifact, accepted: bool = False, unread: tuple[type[DDMError], ...] = ()
     ) -> Manifest | None:
-        """The manifest if the artifact is finished as this run wants it. Raises DriftError if otherwise.
+        """The artifact's manifest; None if it isn't finished. Raises DriftError if it was made otherwise.
 
-        `accepted`: see `manifest`. Inputs that can't be read for an error of the kinds `unread` aren't compared.
+        `accepted`: see `manifest`. Inputs that can't be read because of an error of the kinds `unread` aren't compared.
         """
         manifest = self.manifest(artifact, accepted)
         if manifest and (lines := self.drift(artifact, manifest.identity, self.identity(artifact, unread))):
@@ -214,28 +214,28 @@ class Run:
         return manifest
 
     def drift(self, artifact: Artifact, made: Identity, expected: Identity | None = None) -> list[str]:
-        """A line for each difference between the identity that an artifact was made under and the `expected` one.
+        """A line for each difference between the identity with which an artifact was `made` and the `expected` one.
 
-        The expected one is today's unless given. A field that an older version didn't have counts as its default.
+        The default is today's identity. A field that an older version didn't have counts as its default.
         """
         spelled = Identity(completed(self.config, artifact, made.fields), made.inputs)
         return drift(expected or self.identity(artifact), spelled)
 
     def require(self, artifact: Artifact) -> Manifest:
-        """The manifest of a finished artifact, of what is accepted by hand the accepted one.
+        """The manifest of a finished artifact; the accepted one, for artifacts that are accepted by hand.
 
-        Raises DriftError, MissingArtifact.
+        Raises DriftError and MissingArtifact.
         """
         manifest = self.finished(artifact, accepted=True)
         if manifest is None and self.by_hand(artifact) and self.finished(artifact):
             fix = Accept(self.url, artifact)
-            raise MissingArtifact(f"{self.url}/{artifact} is finished, and nobody has accepted it yet", fix)
+            raise MissingArtifact(f"{self.url}/{artifact} is finished, but not accepted yet", fix)
         if manifest is None:
             raise MissingArtifact(f"{self.url} has no finished {artifact} yet", self.make(artifact))
         return manifest
 
     def read(self, artifact: Artifact, name: str, manifest: Manifest | None = None) -> bytes:
-        """One verified file of a finished artifact. Raises CorruptArtifact if it is gone or altered."""
+        """Read and verify one file of a finished artifact. Raises CorruptArtifact if it is gone or altered."""
         manifest = manifest or self.require(artifact)
         where = f"{self.url}/{artifact}/{name}"
         if name not in manifest.files:
@@ -263,7 +263,7 @@ class Run:
             raise CorruptArtifact(f"{where}: checksum differs from its manifest's", self.remake(artifact))
 
     def accept(self, manifest: Manifest, replace: bool = False) -> None:
-        """Have the manifest of what an island made count from now on; `replace`: also in place of another one.
+        """Accept a manifest of an artifact that an island made. `replace`: also if another one was accepted before.
 
         Raises DriftError if another one was accepted.
         """
@@ -280,19 +280,19 @@ class Run:
                 raise DriftError(f"{self.url}/{artifact} is {manifest.digest}, and {was}", fix)
 
     def make(self, artifact: Artifact) -> Make:
-        """The remedy for an artifact that isn't there."""
+        """The remedy for a missing artifact."""
         return Make(self.url, graph.committed_by_stage(self.config, artifact))
 
     def remake(self, artifact: Artifact, delete: str | None = None) -> Make:
-        """The remedy for a damaged artifact: delete it, or one file of it at the URL `delete`, and make it again."""
+        """The remedy for a damaged artifact: delete it, or its file at the URL `delete`, and make it again."""
         if self.base and self.inherits(artifact):
             return self.base.remake(artifact, delete)
         return replace(self.make(artifact), delete=delete or f"{self.url}/{artifact}")
 
     def predecessors(self, artifact: Artifact) -> tuple["Run", ...]:
-        """The runs, nearest first, from whose states of a training job this run's goes on: others that it extends.
+        """The extended runs, nearest first, that may have a state from which this run's training job continues.
 
-        None where the job has other inputs there, as a student whose teachers were trained for longer, or other rows.
+        Empty if the job has other rows or inputs there, such as a student with teachers that were trained for longer.
         """
         if self.base is None or self.appends or self.inherits(artifact):
             return ()
@@ -302,7 +302,7 @@ class Run:
         return (self.base, *self.base.predecessors(artifact))
 
     def inherits(self, key: str) -> bool:
-        """True for what lies in the run that this one extends."""
+        """True if the key lies in the run that this one extends."""
         return isinstance(self.store, InheritingStore) and self.store.inherits(key)
 
     def commit_records(
@@ -313,10 +313,10 @@ class Run:
         content: str | None = None,
         identity: Identity | None = None,
     ) -> Manifest:
-        """Create the artifact's manifest, last, of files that are written; `records` are what was meant to be there.
+        """Commit an artifact by its manifest, after its files are written. `records`: the files as they should be.
 
-        `identity` is that of the stage's start, if not now's; `content`: see Manifest. Where a rival committed first,
-        theirs counts and is returned. Raises DataError for a manifest that could not be read.
+        `identity`: that of the stage's start, by default the current one. `content`: see Manifest. If a rival committed
+        first, the rival's manifest counts and is returned. Raises DataError for a manifest that could not be read.
         """
         manifest = Manifest(artifact, identity or self.identity(artifact), records, info.as_json(), content)
         if self.store.create(f"{artifact}/{NAME}", manifest.to_write(f"{self.url}/{artifact}/{NAME}")):
@@ -328,7 +328,7 @@ class Run:
 
 
 def read_config(data: bytes, where: str) -> RunConfig:
-    """The configuration of a run.json, which is at `where`. Raises CorruptArtifact, RunError, ConfigError."""
+    """The configuration in the run.json at `where`. Raises CorruptArtifact, RunError and ConfigError."""
     body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
     if body["schema"] != SCHEMA:
         raise RunError(f"{where}: schema {printable(body['schema'], 20)}, this version of ddm-ray reads {SCHEMA}")

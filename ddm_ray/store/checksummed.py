@@ -1,4 +1,4 @@
-"""JSON objects with a checksum over themselves: whoever reads one notices an altered byte."""
+"""JSON objects that hold a checksum over themselves, so that a reader notices an altered byte."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from ddm_ray.remedies import Fix
 from ddm_ray.store.store import Store
 
 RECORD_BYTES = 2**26
-"""Bytes of a manifest, a plan, a chunk's record and of run.json that are read at most."""
+"""Largest size in bytes at which a manifest, a plan, a chunk's record or run.json is read."""
 
 
 def sha256(data: bytes | memoryview) -> str:
@@ -21,12 +21,12 @@ def sha256(data: bytes | memoryview) -> str:
 
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and no spaces, so that equal values have equal bytes."""
-    as_read = json.loads(json.dumps(value))  # keys that are numbers sort otherwise once they are strings
+    as_read = json.loads(json.dumps(value))  # integer keys become strings, which sort in another order
     return json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()
 
 
 def digest_of_list(texts: Iterable[str]) -> str:
-    """`sha256(canonical([*texts]))`, of texts one at a time."""
+    """`sha256(canonical([*texts]))`, with one text in memory at a time."""
     digest, comma = hashlib.sha256(b"["), b""
     for text in texts:
         digest.update(comma + canonical(text))
@@ -36,19 +36,19 @@ def digest_of_list(texts: Iterable[str]) -> str:
 
 
 def seal(body: dict[str, Any], indent: int | None = None) -> bytes:
-    """The object with its `checksum`, a line of canonical JSON, or indented for people to read.
+    """The object with its `checksum`, as one line of canonical JSON, or indented for people to read.
 
-    Raises DataError for one that `read_sealed` would refuse for its size.
+    Raises DataError for an object that `read_sealed` would refuse for its size.
     """
-    sealed = {**body, "checksum": sha256(canonical(body))}
-    data = (canonical(sealed) if indent is None else json.dumps(sealed, indent=indent).encode()) + b"\n"
+    checksummed = {**body, "checksum": sha256(canonical(body))}
+    data = (canonical(checksummed) if indent is None else json.dumps(checksummed, indent=indent).encode()) + b"\n"
     if len(data) > RECORD_BYTES:
         raise DataError(f"a record would have {len(data):,} bytes, and {RECORD_BYTES:,} are read at most")
     return data
 
 
 def read_some(store: Store, key: str, most: int, cut: bool = True) -> bytes:
-    """An object as `Store.read` reads it. Raises CorruptArtifact also where a disk refuses this one, not for now."""
+    """An object as `Store.read` reads it. A lasting refusal of a local disk raises CorruptArtifact, too."""
     try:
         return store.read(key, most, cut)
     except StorageError as error:
@@ -58,13 +58,15 @@ def read_some(store: Store, key: str, most: int, cut: bool = True) -> bytes:
 
 
 def read_sealed(store: Store, key: str) -> bytes:
-    """The bytes of an object that was sealed. Raises CorruptArtifact for one that is too large, FileNotFoundError."""
+    """The bytes of a checksummed object. Raises FileNotFoundError, and CorruptArtifact for one that is too large."""
     return read_some(store, key, RECORD_BYTES, cut=False)
 
 
 def unseal(data: bytes, where: str, fields: Iterable[str] = (), fix: Fix | None = None) -> dict[str, Any]:
-    """The object that was sealed. Raises CorruptArtifact naming `where`, with this `fix`, if it is cut short, was
-    altered, or lacks `fields`, being something else.
+    """Parse a checksummed object and verify it.
+
+    Raises CorruptArtifact, which names `where` and has this `fix`, for an object that is cut short, was altered, or
+    lacks one of `fields`.
     """
     try:
         body = parse_object(data)

@@ -1,4 +1,7 @@
-"""Files on a local disk that readers see complete or not at all, and that outlive a power cut once named; and locks."""
+"""Atomic files on a local disk, and locks.
+
+Readers see a file complete or not at all. Once it has its name, it survives a power cut.
+"""
 
 import fcntl
 import hashlib
@@ -12,16 +15,16 @@ from uuid import uuid4
 from ddm_ray.errors import StorageError
 
 UNFINISHED = "new#"
-"""Beginning of the name, digits follow, of a file that isn't complete. obstore lists and reads no such names."""
-MOST_TRIES = 3
-"""Times that folders are made for a file, while others delete them."""
+"""Prefix of the name of an incomplete file; digits follow. obstore neither lists nor reads such names."""
+MAX_TRIES = 3
+"""Attempts to make a file's folders, which other processes may delete meanwhile."""
 
 
 def put(path: Path, chunks: Iterable[bytes | memoryview], replace: bool = True) -> bool:
-    """Write a file; False if there is one already and `replace` is false. What `chunks` raises leaves nothing.
+    """Write a file; return False if it exists and `replace` is false. If `chunks` raises, no file is left.
 
-    All of it is on the disk before it has its name, and then the name, with those of the folders that were made for it.
-    Raises OSError.
+    The content is synced to the disk before the file gets its name; then the entries of its folders are. Raises
+    OSError.
     """
     descriptor, unfinished, folders = _begin(path.parent)
     try:
@@ -49,7 +52,7 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], replace: bool = True) 
 
 
 def read_back(path: Path) -> str:
-    """The SHA-256 of a file, in hex, read from the disk: what memory keeps of it is dropped first. Raises OSError."""
+    """The SHA-256 of a file, in hex, read from the disk and not from the page cache. Raises OSError."""
     with path.open("rb") as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -57,13 +60,13 @@ def read_back(path: Path) -> str:
 
 
 def is_unfinished(name: str) -> bool:
-    """True if a file of this name is one that `put` began; obstore's own leftovers count, too."""
+    """True if this is the name of a file that `put` has not finished. Leftovers of obstore count, too."""
     _, mark, digits = name.partition("#")
     return bool(mark) and digits.isascii() and digits.isdigit()
 
 
 def unfinished_below(root: Path, seconds: float) -> list[tuple[Path, int]]:
-    """Paths and bytes of files below a folder that never got their names, and weren't written for so many seconds."""
+    """Paths and sizes of unfinished files below a folder that were last written at least so many seconds ago."""
     left = list[tuple[Path, int]]()
     for folder, _, names in os.walk(root):
         for path in (Path(folder, name) for name in sorted(names) if is_unfinished(name)):
@@ -75,7 +78,7 @@ def unfinished_below(root: Path, seconds: float) -> list[tuple[Path, int]]:
 
 
 def require_key(key: str, where: str) -> None:
-    """Raise StorageError, which begins with `where`, for a key whose file would be elsewhere, or in no listing."""
+    """Raise StorageError, which begins with `where`, for a key that leaves the store or that no listing shows."""
     parts = key.split("/")
     odd = not {"", ".", ".."}.isdisjoint(parts) or any(ord(letter) < 32 or ord(letter) == 127 for letter in key)
     if odd or is_unfinished(parts[-1]):
@@ -84,15 +87,16 @@ def require_key(key: str, where: str) -> None:
 
 @contextmanager
 def locked(path: Path, kind: int) -> Iterator[int]:
-    """Hold a lock file, which is the process's own to lose: a kill frees it. `kind`: flags of flock.
+    """Hold a lock on a file; it ends with the process. `kind`: flags of flock.
 
-    Yields its descriptor. Raises BlockingIOError if another holds it and `kind` has LOCK_NB, OSError, also for a link.
+    Yields the descriptor. Raises BlockingIOError if another process holds the lock and `kind` has LOCK_NB. Raises
+    OSError for other failures and for a symbolic link.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, kind)
-            # Whoever held it before may have removed it: then a newcomer would make and lock another one.
+            # The previous holder may have removed the file. A newcomer would then create and lock another one.
             if os.fstat(descriptor).st_ino == inode(path):
                 yield descriptor
                 return
@@ -109,9 +113,9 @@ def inode(path: Path) -> int | None:
 
 
 def _begin(folder: Path) -> tuple[int, Path, list[Path]]:
-    """A new file, open, and its path, in a folder that is made with all above it; the folders with new entries."""
+    """Create an unfinished file, and its folders. Return its descriptor, its path and the folders with new entries."""
     unfinished, folders = folder / f"{UNFINISHED}{uuid4().int}", list[Path]()
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         with suppress(FileNotFoundError):
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             return descriptor, unfinished, folders
@@ -120,7 +124,7 @@ def _begin(folder: Path) -> tuple[int, Path, list[Path]]:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make a folder that was absent, and those above it; the folders with new entries, also by others meanwhile."""
+    """Make a folder and those above it. Return the folders with new entries, those that other processes made too."""
     above = list[Path]()
     try:
         folder.mkdir()

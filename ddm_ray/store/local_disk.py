@@ -1,6 +1,6 @@
-"""Reading a local disk as a store: regular files alone, and listings that no odd entry ends.
+"""Reading a local disk as a store: only regular files are read, and an odd entry doesn't end a listing.
 
-Whoever may write there may leave pipes, devices, links in a circle, and files without end.
+A writer with access to the folder may leave pipes, devices, circular links, and endless files.
 """
 
 import errno
@@ -17,11 +17,11 @@ from ddm_ray.store.disk import is_unfinished
 from ddm_ray.store.refusals import as_storage_error
 
 _OF_ITSELF = (errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
-"""Numbers of errors that say something of one folder, not of the disk."""
+"""Error numbers that concern one folder, not the whole disk."""
 
 
 def read(path: Path, span: range | Callable[[int], range]) -> bytes:
-    """The bytes of a file in a `span`, or in the one that follows from the file's size. Raises as `chunks`."""
+    """The bytes of a file in a `span`, which may be a function of the file's size. Raises what `chunks` raises."""
     with _refusals(path), _open(path) as file:
         asked = span if isinstance(span, range) else span(os.fstat(file.fileno()).st_size)
         file.seek(asked.start)
@@ -29,9 +29,10 @@ def read(path: Path, span: range | Callable[[int], range]) -> bytes:
 
 
 def chunks(path: Path, size: int) -> Iterator[bytes]:
-    """A file's bytes, `size` at a time. It may be there by links.
+    """A file's bytes, `size` at a time. Links are followed.
 
-    Raises FileNotFoundError, also for a folder; CorruptArtifact for anything else but a regular file; StorageError.
+    Raises FileNotFoundError for an absent file and for a folder, CorruptArtifact for anything else that isn't a
+    regular file, and StorageError.
     """
     with _refusals(path):
         file = _open(path)
@@ -45,7 +46,7 @@ def chunks(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _open(path: Path) -> BinaryIO:
-    # Before it is opened, too: a device may take that for an order.
+    # Check before opening, too: to open a device may set it going.
     _require_regular(path, path.stat())
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(opened, "rb")
@@ -54,7 +55,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def exists(path: Path) -> bool:
-    """True if there is anything but a folder. Raises StorageError."""
+    """True if the path exists and isn't a folder. Raises StorageError."""
     with _refusals(path):
         try:
             return not stat.S_ISDIR(path.stat().st_mode)
@@ -62,11 +63,11 @@ def exists(path: Path) -> bool:
             return False
 
 
-def sizes(root: Path) -> dict[str, int]:
-    """Size in bytes of everything but folders below a folder, by path relative to it, in order. Raises StorageError.
+def list_sizes(root: Path) -> dict[str, int]:
+    """Sizes in bytes of all entries but folders below `root`, by relative path, sorted. Raises StorageError.
 
-    Links to folders are followed, each folder once. A folder that can't be listed is as a file, by the name "" this one
-    itself. A name that no object can have, or of a file that is being written, is left out.
+    Links to folders are followed, each folder once. A folder that can't be listed appears as a file; `root` itself
+    then has the name "". Unfinished files, and names that no object can have, are left out.
     """
     listed: dict[str, int] = {}
     with _refusals(root):
@@ -104,7 +105,7 @@ def sizes(root: Path) -> dict[str, int]:
 
 
 def folders(root: Path) -> list[str]:
-    """Names of the folders directly in a folder, maybe by links, in order; none if it isn't there."""
+    """Sorted names of the folders directly in a folder, links included; empty if it doesn't exist."""
     with _refusals(root):
         try:
             return sorted(entry.name for entry in _entries(root) if os.path.isdir(entry.path))
@@ -116,13 +117,13 @@ def folders(root: Path) -> list[str]:
             raise
 
 
-def delete(root: Path) -> None:
+def delete_folder(root: Path) -> None:
     """Delete a folder and all below it. Raises StorageError."""
     shutil.rmtree(root, onerror=_unless_concurrent)
 
 
 def _unless_concurrent(_: object, where: str, info: tuple[type, BaseException, object]) -> None:
-    """Pass over what is gone already, and folders that another writer fills meanwhile."""
+    """Ignore entries that are already gone, and folders that another writer fills meanwhile."""
     error = info[1]
     assert isinstance(error, OSError)
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY):

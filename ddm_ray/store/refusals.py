@@ -1,4 +1,4 @@
-"""Refusals of storage: why, as one line, and whether the same may work later."""
+"""Refusals of storage: the reason as one line, and whether a later try may succeed."""
 
 import errno
 import os
@@ -10,9 +10,9 @@ from ddm_ray.errors import DDMError, StorageError
 from ddm_ray.remedies import Fix
 from ddm_ray.spelling import printable
 
-# A cloud's machines are asked there for a key by who was given none.
+# Metadata services of clouds. A client without a key asks them for one.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
-# What only a person changes. Of errors of obstore the text alone has the number.
+# Errors that only a person can mend. obstore's errors have the number only in their text.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LASTING = (*_FULL, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
 _NUMBER = re.compile(r"\(os error (\d+)\)")
@@ -25,9 +25,9 @@ def as_storage_error(
     kinds: tuple[type[BaseException], ...] = (OSError,),
     missing: type[DDMError] = StorageError,
 ) -> Iterator[None]:
-    """Turn refusals of storage, exceptions of these `kinds`, into a StorageError of one line that begins with `where`.
+    """Turn exceptions of these `kinds` into a StorageError of one line that begins with `where`.
 
-    `missing`: the error in place of a FileNotFoundError.
+    `missing`: the error that replaces a FileNotFoundError.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def as_storage_error(
 
 
 def may_pass(error: BaseException) -> bool:
-    """False for a refusal of a local disk that somebody must mend (no space, no right), or for want of a key."""
+    """False for a refusal that a person must mend: no space or no permission on a local disk, or no key."""
     return _number(error) not in _LASTING and not _KEY_SERVICE.search(str(error))
 
 
@@ -52,9 +52,9 @@ def _number(error: BaseException) -> int | None:
 
 
 def refusal(error: BaseException, where: object = None) -> str:
-    """Why storage refused, as one printable line: the system's reason and the file, if it isn't the one at `where`.
+    """Why storage refused, as one printable line: the system's reason, and the file if it isn't the one at `where`.
 
-    Of an error without a number, as libraries raise them, the first paragraph of its text.
+    An error without a number, as libraries raise them, gives the first paragraph of its text.
     """
     if isinstance(error, OSError) and error.errno:
         name = error.filename

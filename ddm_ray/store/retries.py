@@ -1,4 +1,4 @@
-"""Retry policies: a store that refuses for now is asked again, with growing pauses, and not for ever."""
+"""Retry policies: a failed request to a store is repeated, with growing pauses, for a limited time."""
 
 import random
 import re
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FINAL_KINDS = (InvalidPathError, NotSupportedError, PreconditionError, UnknownConfigurationKeyError)
-# By their text: a refused LIST is an error of no kind. What is at these addresses hands out keys, to who has none.
+# Matched by text, since obstore has no class for a refused LIST. The addresses are those of clouds' metadata services,
+# which obstore asks for a key if it was given none.
 _NO_KEY = re.compile(r"//169\.254\.169\.254|//metadata\.google")
-# S3 answers a deletion of several keys, as all are made, by a success that denies each.
+# obstore deletes by S3's request for several keys, which succeeds even if it denies each key.
 _DENIED = re.compile(
     r"status code: 4(?!04|08|09|29)\d\d|Received redirect|DeleteObjects request failed .*\(code: AccessDenied\)$"
 )
-# An upload that isn't there any more was finished by a request whose answer was lost.
+# An upload that no longer exists was completed by an earlier request; only its response was lost.
 _FINAL = re.compile(r"status code: 501|status code: 404(?!.*NoSuchUpload)")
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"|\bTimedOut\b')
 _DETAIL = re.compile(r" in \S+s(?:, after \d+ retries, max_retries: \d+, retry_timeout: \S+)?\s+- ")
 
 
 class Trouble(Enum):
-    """Reason of a store for not doing what it is asked."""
+    """The kind of reason for which a request failed."""
 
     AWAY = "storage doesn't answer"
     DENIED = "storage denies it"
@@ -58,27 +59,27 @@ class Trouble(Enum):
 
 
 def reason(error: BaseError) -> str:
-    """Why a store didn't do what it was asked, as one line."""
+    """Why a request failed, as one line."""
     text = refusal(error)
     trouble = Trouble.of(error)
     if isinstance(error, Undecided) or trouble is Trouble.KEYLESS:
         return text
-    # obstore's first line doesn't say why a connection failed; what it prints for debugging does.
+    # obstore's first line doesn't say why a connection failed; its debug text does.
     cause = _CAUSE.search(str(error)) if "error sending request" in text else None
     return f"{trouble.value}: {_DETAIL.sub(': ', text)}" + (f" ({cause[1] or 'no answer in time'})" if cause else "")
 
 
 class Undecided(BaseError):
-    """A store that says that an object exists, and has none: another writer's request is on its way, or it is wrong."""
+    """A store says that an object exists but doesn't return it: another writer's request is under way, or it errs."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Time for which a store that doesn't answer is waited for, with pauses in seconds from the first to the longest.
+    """Time for which a request is repeated while a store doesn't answer. All times are in seconds.
 
-    With `denials` one that denies is waited for, too: a key that was revoked may come back; where nothing was ever
-    allowed for `first_denials` seconds at most. obstore repeats a request `repeats` times within seconds, in which
-    Ctrl-C isn't heard; the minutes are waited for here, by requests that are signed anew.
+    With `denials`, denied requests are repeated, too, since a revoked key may come back. A store that has never
+    allowed a request is asked for at most `first_denials` seconds. obstore itself repeats a request `repeats` times
+    within seconds, during which Ctrl-C has no effect. Longer waits happen here; each request is signed again.
     """
 
     seconds: float
@@ -89,14 +90,14 @@ class RetryPolicy:
     repeats: int = 3
 
     def pauses(self) -> Iterator[float]:
-        """Seconds before each next request, without end; jittered, since many are refused at the same moment."""
+        """An endless series of pauses before the next request. They are jittered, since many clients fail at once."""
         pause = self.first_pause
         while True:
             yield random.uniform(pause / 2, pause)
             pause = min(2 * pause, self.longest_pause)
 
     def retry_config(self) -> "RetryConfig":
-        """The part that is obstore's."""
+        """The part of the policy that obstore carries out."""
         first, longest = timedelta(seconds=self.first_pause), timedelta(seconds=4 * self.first_pause)
         return {
             "max_retries": self.repeats,
@@ -106,22 +107,22 @@ class RetryPolicy:
 
 
 SHORT_RETRIES = RetryPolicy(seconds=15)
-"""Policy where a person waits, or the caller tries again."""
+"""Policy for commands that a person waits for, and for callers that try again themselves."""
 NO_RETRIES = RetryPolicy(seconds=0, repeats=0)
-"""Policy of a caller that tries once."""
+"""Policy for callers that try once."""
 LONG_RETRIES = RetryPolicy(seconds=600, denials=True)
-"""Policy where hours of training would be lost."""
+"""Policy for training, where a failure would cost hours of work."""
 
 
 class RetryingClient:
-    """Asks one store, again and again as the policy has it, and says on stderr what it waits for."""
+    """Sends requests to one store, repeats them by the policy, and reports an outage on stderr."""
 
     def __init__(self, url: str, retry_policy: RetryPolicy):
         self._url, self._policy = url, retry_policy
         self._admitted = self._warned = False
 
     def ask(self, request: Callable[[], T]) -> T:
-        """The request's answer, FileNotFoundError being one. Raises the obstore error that it raises last."""
+        """The request's answer; FileNotFoundError counts as an answer. Raises the last obstore error."""
         began = time.monotonic()
         for pause in self._policy.pauses():
             try:
@@ -141,19 +142,19 @@ class RetryingClient:
         raise AssertionError
 
     def passes(self, error: BaseError) -> bool:
-        """True if the same request may be heeded later, with nothing mended: what was allowed before may be again."""
+        """True if the same request may succeed later without a repair: a store that allowed it once may do so again."""
         trouble = Trouble.of(error)
         return trouble is Trouble.AWAY or (self._admitted and trouble is not Trouble.FINAL)
 
     def _longest(self, error: BaseError) -> float:
-        """Seconds for which an error is waited for."""
+        """Seconds for which a request with this error is repeated."""
         policy, trouble = self._policy, Trouble.of(error)
         if trouble is Trouble.DENIED and not self._admitted:
             return min(policy.seconds, policy.first_denials) if policy.denials else 0.0
         return policy.seconds if self.passes(error) and (policy.denials or trouble is Trouble.AWAY) else 0.0
 
     def _warn(self, error: BaseError, began: float, left: float) -> None:
-        """Say it once an outage, and not of one that is over at once."""
+        """Warn once per outage, and not of one that ends at once."""
         if not self._warned and time.monotonic() - began > 2 * self._policy.first_pause:
             self._warned = True
             print(f"warning: {self._url}: {reason(error)}; trying on for up to {left:.0f} s", file=sys.stderr)

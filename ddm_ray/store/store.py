@@ -26,27 +26,27 @@ CHUNK = 4 * 2**20
 
 
 class Store:
-    """Whole objects below a folder or URI. Writing is atomic and lasting: a reader sees the old object or the new one.
+    """Whole objects below a folder or URI. Writes are atomic and durable: a reader sees the old object or the new one.
 
-    Keys are relative paths with `/`. Reading a key that isn't there raises FileNotFoundError. StorageError for storage
-    that refuses (no permission, no space), or, in an object store, hasn't answered for as long as `retry_policy` lasts.
+    Keys are relative paths with `/`. Reading an absent key raises FileNotFoundError. Methods raise StorageError if
+    storage refuses (no permission, no space), or if an object store doesn't answer for as long as `retry_policy` lasts.
     """
 
     def __init__(self, url: str, retry_policy: RetryPolicy = SHORT_RETRIES):
-        """`url`: a path, or a URI such as s3://bucket/prefix. Nothing is created. Raises RunError."""
+        """`url` is a path, or a URI such as s3://bucket/prefix. Nothing is created. Raises RunError."""
         path = unquote(urlsplit(url).path) if url.startswith("file://") else url
         self.local = Path(path).resolve() if "://" not in path else None
         self.url = str(self.local) if self.local else url.rstrip("/")
         self._objects: obstore.store.ObjectStore
         self._unrepeated: obstore.store.ObjectStore
         if self.local is not None:
-            # The root is "/", so that opening a store creates no folder and keys need no escaping.
+            # The root is "/", so that opening a store creates no folder, and keys need no escaping.
             self._objects = self._unrepeated = obstore.store.LocalStore()
             self._prefix = self.local.as_posix().lstrip("/") + "/"
             return
         try:
             self._objects = obstore.store.from_url(self.url, retry_config=retry_policy.retry_config())
-            # What is in memory is in one store alone.
+            # A second MemoryStore would not see the objects of the first.
             self._unrepeated = (
                 self._objects
                 if isinstance(self._objects, obstore.store.MemoryStore)
@@ -58,7 +58,7 @@ class Store:
         self._client = RetryingClient(self.url, retry_policy)
 
     def _ask(self, key: str, request: Callable[[], T]) -> T:
-        """The answer to a request, which may be made several times. FileNotFoundError stays."""
+        """The answer to a request, which may be made several times. FileNotFoundError is passed on."""
         where = f"{self.url}/{key}"
         if self.local is not None:
             with as_storage_error(where, kinds=(BaseError,)):
@@ -69,9 +69,9 @@ class Store:
             raise StorageError(f"{where}: {reason(error)}", passes=self._client.passes(error)) from None
 
     def read(self, key: str, most: int | None = None, cut: bool = True) -> bytes:
-        """The object's bytes, no more than the first `most`; a larger one is refused unless it is to be `cut`.
+        """The object's bytes, the first `most` at most. Without `cut`, a larger object raises CorruptArtifact.
 
-        That is by CorruptArtifact, as what isn't a regular file, where a local disk has that under the key.
+        On a local disk anything that isn't a regular file raises CorruptArtifact, too.
         """
 
         def within(size: int) -> int:
@@ -93,7 +93,7 @@ class Store:
         return self._ask(key, get)
 
     def read_end(self, key: str, size: int) -> bytes:
-        """The last `size` bytes of the object; all of a smaller one."""
+        """The last `size` bytes of the object, or all of a smaller one."""
         if self.local is not None:
             return local_disk.read(self._path(key), lambda end: range(max(0, end - size), end))
         end = self._ask(key, lambda: obstore.head(self._objects, self._prefix + key))["size"]
@@ -101,7 +101,7 @@ class Store:
         return data
 
     def read_parts(self, key: str, parts: Sequence[range]) -> list[bytes]:
-        """Parts of the object's bytes. Of one that ends before there are fewer bytes, or StorageError is raised."""
+        """Parts of the object's bytes. If the object ends earlier, they are shorter, or StorageError is raised."""
         if self.local is not None:
             return [local_disk.read(self._path(key), part) for part in parts]
         starts, ends = [part.start for part in parts], [part.stop for part in parts]
@@ -109,16 +109,16 @@ class Store:
         return [bytes(data) for data in self._ask(key, get)]
 
     def fetch(self, key: str, path: Path | int) -> str:
-        """Copy the object to a local file, a few MiB in memory at a time; the SHA-256 of its bytes, in hex.
+        """Copy the object to a local file and return the SHA-256 of its bytes, in hex.
 
-        `path`: the file's, or its open descriptor. A failed fetch leaves part of it. Raises FileNotFoundError,
-        StorageError, OSError of the local disk.
+        A few MiB are in memory at a time. `path`: the file's path, or its open descriptor. A failed fetch leaves an
+        incomplete file. Raises FileNotFoundError, StorageError, and OSError of the local disk.
         """
 
         def get() -> str:
             digest = hashlib.sha256()
             with open(path, "wb", closefd=not isinstance(path, int)) as file:
-                if isinstance(path, int):  # of a try before this one
+                if isinstance(path, int):  # an earlier try may have written to it
                     file.truncate(0)
                     file.seek(0)
                 for chunk in self._chunks(key):
@@ -129,7 +129,10 @@ class Store:
         return self._ask(key, get)
 
     def read_back(self, key: str) -> str:
-        """The SHA-256, in hex, of an object as the local disk has it, not memory. CorruptArtifact if it is gone."""
+        """The SHA-256 of an object, in hex, read from the local disk and not from the page cache.
+
+        Raises CorruptArtifact if the object is gone.
+        """
         path = self._path(key)
         with as_storage_error(f"{self.url}/{key}", missing=CorruptArtifact):
             return read_back(path)
@@ -141,22 +144,22 @@ class Store:
         return obstore.get(self._objects, self._prefix + key).stream(min_chunk_size=CHUNK)
 
     def _path(self, key: str) -> Path:
-        """The place of an object on a local disk. Raises StorageError for what is no key."""
+        """The path of an object on a local disk. Raises StorageError for an invalid key."""
         assert self.local is not None
         require_key(self._prefix + key, self.url)
         return self.local / key
 
     def write(self, key: str, data: bytes | memoryview | Path) -> None:
-        """Create the object or replace it whole, by bytes or by those of a local file."""
+        """Create the object or replace it whole, from bytes or from a local file."""
         if self.local is not None:
             self._put(key, _chunks(data) if isinstance(data, Path) else [data])
         else:
             self._ask(key, lambda: obstore.put(self._objects, self._prefix + key, data))
 
     def write_stream(self, key: str, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Write an object chunk by chunk, with a few MiB in memory; write nothing if `chunks` raises.
+        """Write an object chunk by chunk, with a few MiB in memory. If `chunks` raises, nothing is written.
 
-        `chunks` is called again where storage took only some of them.
+        `chunks` is called again if an upload is repeated.
         """
         if self.local is not None:
             self._put(key, chunks())
@@ -165,28 +168,28 @@ class Store:
         def upload() -> None:
             writer = obstore.open_writer(self._objects, self._prefix + key)
             for chunk in chunks():
-                self._heed(writer.write, chunk)
-            self._heed(writer.close)
+                self._call(writer.write, chunk)
+            self._call(writer.close)
 
         self._ask(key, upload)
 
-    def _heed(self, write: Callable[..., object], *chunk: bytes) -> None:
-        """Call a writer's method. Raises GenericError for what an object store refuses, as other requests do."""
+    def _call(self, write: Callable[..., object], *chunk: bytes) -> None:
+        """Call a writer's method. A refusal of the object store raises GenericError, as in other requests."""
         try:
             write(*chunk)
         except OSError as error:
             raise GenericError(str(error)) from None
 
     def _put(self, key: str, chunks: Iterable[bytes | memoryview], replace: bool = True) -> bool:
-        """Write an object on the local disk; False if it exists and isn't to be replaced."""
+        """Write an object on the local disk; return False if it exists and `replace` is false."""
         path = self._path(key)
         with as_storage_error(f"{self.url}/{key}"):
             return put(path, chunks, replace)
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object if it is absent; False if it exists. Of many who try, the store lets one win.
+        """Create the object if it is absent; return False if it exists. If several processes try, one succeeds.
 
-        Where an answer was lost, an object of the same bytes is taken for ours: rivals write different ones.
+        If a response was lost, an object with the same bytes counts as ours, since rivals write different bytes.
         """
         unsure = False
         if self.local is not None:
@@ -195,7 +198,7 @@ class Store:
         def ask() -> bool:
             nonlocal unsure
             try:
-                # Not repeated by obstore: whether a try may have been heeded must be known.
+                # obstore must not repeat it: we have to know whether an earlier try may have succeeded.
                 obstore.put(self._unrepeated, self._prefix + key, data, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
@@ -203,7 +206,7 @@ class Store:
             except BaseError:
                 unsure = True
                 raise
-            # S3 says so, too, while another request for the key is on its way (409), which may come to nothing.
+            # S3 also says so (409) while another request for the key is under way, and that one may fail.
             try:
                 stored = bytes(obstore.get(self._objects, self._prefix + key).bytes())
             except FileNotFoundError:
@@ -213,16 +216,16 @@ class Store:
         return self._ask(key, ask)
 
     def require_create(self) -> None:
-        """Raise StorageError if `create` can't be relied on: in a store that replaces what is to be created only once.
+        """Raise StorageError if `create` replaces an object that exists, as in stores without conditional writes.
 
-        Creates an object twice, and deletes it; nothing is asked of a local disk.
+        The check creates an object twice and deletes it. On a local disk it does nothing.
         """
         if self.local is not None:
             return
         key = f"_probe-{uuid4().hex}"
         self.create(key, b"first")
         again = self.create(key, b"second")
-        with suppress(StorageError):  # nobody minds a few bytes
+        with suppress(StorageError):  # a few bytes left behind do no harm
             self.delete_one(key)
         if again:
             raise StorageError(
@@ -232,7 +235,7 @@ class Store:
             )
 
     def exists(self, key: str) -> bool:
-        """True if there is an object under this very key."""
+        """True if there is an object under exactly this key."""
         if self.local is not None:
             return local_disk.exists(self._path(key))
         with suppress(FileNotFoundError):
@@ -241,20 +244,20 @@ class Store:
         return False
 
     def is_folder(self, key: str) -> bool:
-        """True if a folder of the local disk is there, which `sizes` has as a file where it can't be listed."""
+        """True if the key is a folder on the local disk; `sizes` shows one that can't be listed as a file."""
         return self.local is not None and self._path(key).is_dir()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
-        """Size in bytes of every object below `prefix/`, by key relative to it, in order; empty: of all."""
+        """Size in bytes of every object below `prefix/`, by relative key, sorted. An empty prefix means all objects."""
         if self.local is not None:
-            return local_disk.sizes(self._path(prefix) if prefix else self.local)
+            return local_disk.list_sizes(self._path(prefix) if prefix else self.local)
         base = f"{self._prefix}{prefix}/" if prefix else self._prefix
         pages = partial(obstore.list, self._objects, prefix=base)
         listed = self._ask(prefix, lambda: {each["path"]: each["size"] for page in pages() for each in page})
         return {path.removeprefix(base): listed[path] for path in sorted(listed)}
 
     def folders(self, prefix: str) -> list[str]:
-        """Names of the folders directly below `prefix/`, in order."""
+        """Sorted names of the folders directly below `prefix/`."""
         if self.local is not None:
             return local_disk.folders(self._path(prefix))
         base = f"{self._prefix}{prefix}/"
@@ -264,24 +267,24 @@ class Store:
     def delete(self, prefix: str) -> None:
         """Delete every object below `prefix/`."""
         if self.local is not None:
-            local_disk.delete(self.local / prefix)  # object by object would leave empty folders
+            local_disk.delete_folder(self.local / prefix)  # object by object would leave empty folders
             return
         for key in self.sizes(prefix):
             self.delete_one(f"{prefix}/{key}")
 
     def delete_one(self, key: str) -> None:
-        """Delete the object under this very key, if there is one."""
+        """Delete the object under exactly this key, if there is one."""
         with suppress(FileNotFoundError):
             self._ask(key, lambda: obstore.delete(self._objects, self._prefix + key))
 
     def delete_unfinished(self, key: str) -> None:
-        """Delete a file that a killed writer left on the local disk, which no other method takes for an object."""
+        """Delete an unfinished file of a killed writer on the local disk. No other method sees such files."""
         assert self.local is not None and is_unfinished(key.rpartition("/")[2])
         with as_storage_error(f"{self.url}/{key}"):
             (self.local / key).unlink(missing_ok=True)
 
     def filesystem(self, key: str) -> tuple[fs.FileSystem, str]:
-        """A pyarrow file system and the key's path on it, for libraries that write by themselves."""
+        """A pyarrow file system and the key's path on it, for libraries that do their own writing."""
         if self.local is not None:
             return fs.LocalFileSystem(), str(self.local / key)
         return fs.FileSystem.from_uri(f"{self.url}/{key}")

@@ -12,7 +12,7 @@ from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, claim, claimed
 from ddm_ray.jobs.fencing import require_standing
 from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.stops import StopRequests
-from ddm_ray.jobs.versions import versions
+from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
@@ -40,7 +40,7 @@ def begin_attempt(
     how = {name: getattr(placement, name) for name in ("zero_stage", "activation_checkpointing", "compile")}
     like: dict[str, Any] = {"asked": {"micro_batch": placement.micro_batch, "device": device_name(), **how}}
     most = rows_that_fit(store, job.artifact, like)
-    world_fields = {"world_size": world, "versions": versions(), **(launch.claim_fields() if launch else {})}
+    world_fields = {"world_size": world, "versions": installed_versions(), **(launch.claim_fields() if launch else {})}
     threads = placement.threads or threads_of_last_attempt(lineage, job.artifact) or default_threads(placement, job)
     number = claim(store, job.artifact, {**world_fields, **like, "most_rows": most, "threads": threads}).number
     return number, min(rows for rows in (share, placement.micro_batch, most) if rows is not None), threads

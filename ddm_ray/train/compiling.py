@@ -21,7 +21,7 @@ from ddm_ray.train.ranks import gather_objects
 
 
 def keep_code(cache: str | None) -> None:
-    """Have this process keep compiled code below `cache`, for the next process.
+    """Make this process keep compiled code below `cache`, for the next process.
 
     Without a cache, or if it can't be written, torch chooses the folder. Code in it is run unchecked, so that the
     folder has to be this user's own.

@@ -1,4 +1,4 @@
-"""DeepSpeed, imported and set up once a process when it is first needed: importing a module of ours changes nothing."""
+"""DeepSpeed, imported and set up once per process when it is first needed. Imports of our modules change nothing."""
 
 import logging
 import os
@@ -13,9 +13,9 @@ from ddm_ray.ray_internals import COMPILE, MUON
 
 @cache
 def load_deepspeed() -> Any:
-    """Import DeepSpeed, without the two compilations of its own that nothing here uses; the module.
+    """Import and return DeepSpeed, without two of its compilations that aren't used here.
 
-    Entry points of a training call it first, since the import takes seconds.
+    Entry points of training call it first, since the import takes seconds.
     """
     if not torch.cuda.is_available():
         # DeepSpeed chooses its device while it is imported.

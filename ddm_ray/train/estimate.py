@@ -1,12 +1,12 @@
-"""Memory of a training's state before it runs, by ZeRO stage."""
+"""Estimate of the memory of a job's state, by ZeRO stage."""
 
 _FP32_RECORDS, _GRADIENT = 16, 4
 
 
 def bytes_a_parameter(precision: str, workers: int, use_gpu: bool) -> list[float | None]:
-    """Bytes a parameter of a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
+    """Bytes per parameter in a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
 
-    Activations, buffers of communication and libraries come on top. None for a stage that can't be.
+    Activations, communication buffers and libraries are not included. An impossible stage gives None.
     """
     copy = {"bf16": 2, "fp32": 4}[precision]
     # Within the step a flat gradient, and a second one if that isn't in fp32. A CPU also holds the copy of its state.

@@ -64,7 +64,7 @@ def failure_note(error: BaseException, micro_batch: int, elastic: bool) -> dict[
 
 
 def hang_note(text: str, micro_batch: int) -> dict[str, Any]:
-    """Fields of the note of an attempt one of whose ranks hangs."""
+    """Fields of the note of an attempt with a rank that hangs."""
     return _note(text, "Stuck", micro_batch, final=False)
 
 

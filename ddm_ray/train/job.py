@@ -1,4 +1,4 @@
-"""TrainJob: the differences between the trainings of an expert, the router, the monolith and the student."""
+"""TrainJob: the differences between the training jobs of an expert, the router, the monolith and the student."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Liveness monitor: `python liveness.py SECONDS` kills its parent once that writes nothing to its input for so long.
+"""Liveness monitor: `python liveness.py SECONDS` kills its parent if that writes nothing to its input for so long.
 
-It is a process of its own: one that is stopped, or in which a call lets no thread run, can't end itself. It imports
+It is a process of its own, since a process that is stopped, or in which no thread can run, can't end itself. It imports
 nothing of the package, so that it starts at once and takes 10 MB.
 """
 
@@ -13,10 +13,7 @@ TICK_SECONDS = 0.25
 
 
 def processor_share() -> float:
-    """Share of a processor that a process which wants one gets now.
-
-    1 on a machine that isn't crowded, or doesn't say.
-    """
+    """Share of a processor that a busy process gets now; 1 if the machine isn't crowded or its load is unknown."""
     try:
         with open("/proc/loadavg") as file:
             running = int(file.read().split()[3].partition("/")[0])
@@ -25,8 +22,8 @@ def processor_share() -> float:
     return min(1.0, (os.cpu_count() or 1) / max(1, running))
 
 
-def main(seconds: float) -> None:
-    """Watch until the input ends. Time in which this process couldn't run either isn't counted: the machine slept."""
+def watch_parent(seconds: float) -> None:
+    """Watch until the input ends. Time in which this process couldn't run either, as in sleep, isn't counted."""
     watched, silent = os.getppid(), 0.0
     while silent < seconds:
         ready, _, _ = select.select([sys.stdin], [], [], TICK_SECONDS)
@@ -39,4 +36,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    watch_parent(float(sys.argv[1]))

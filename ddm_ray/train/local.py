@@ -30,7 +30,7 @@ def world(rank: int = 0, size: int = 1, rendezvous: str | Path | None = None) ->
     dist.destroy_process_group()
 
 
-def train(
+def train_locally(
     run_url: str,
     artifacts: Iterable[Artifact],
     placement: TrainPlacement | None = None,

@@ -1,4 +1,4 @@
-"""Measurer of a training: the held-out loss at the steps that its schedule says."""
+"""Measurer of a training job: the held-out loss at the steps of its schedule."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Membership of a job: the attempt that this world's ranks claimed together, and when they have to end it early.
 
-A newer attempt may have taken its place while this one was cut off from storage; storage may hold a request to stop;
-the machine may be about to go.
+There are three reasons: a newer attempt has superseded this one, storage has a stop request, or the machine will be
+preempted.
 """
 
 import os
@@ -20,7 +20,7 @@ from ddm_ray.jobs.fencing import LOOK_SECONDS as LOOK_SECONDS
 from ddm_ray.jobs.fencing import Fence, NewerAttempt
 from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.stops import StopRequests
-from ddm_ray.jobs.versions import versions
+from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
@@ -73,7 +73,7 @@ class Membership:
     def facts(self) -> dict[str, Any]:
         """Fields that are in every heartbeat of the attempt."""
         place = self._launch.place if self._launch else {}
-        world = {"world_size": dist.get_world_size(), "micro_batch": self.micro_batch, "versions": versions()}
+        world = {"world_size": dist.get_world_size(), "micro_batch": self.micro_batch, "versions": installed_versions()}
         return {"host": socket.gethostname(), "pid": os.getpid(), **world, **place}
 
     def flags(self) -> Flags:

@@ -16,7 +16,7 @@ RECENT = 100
 
 
 class Meter:
-    """Counts the steps of a job from where it goes on."""
+    """Counts the steps of a job from the step at which it continues."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Optimizers of shards: what all have in common. A kind of optimizer is a subclass, and a line of config.OPTIMIZERS.
+"""Base of all optimizers of shards. A kind of optimizer is a subclass, and a line of config.OPTIMIZERS.
 
-None ever has the host wait for its device.
+No optimizer makes the host wait for its device.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,13 +21,13 @@ Betas = tuple[float, float]
 
 
 class ShardOptimizer(torch.optim.Optimizer):
-    """Steps of fp32 shards of parameters as DeepSpeed hands them over, whose EMA is sharded as they are.
+    """Optimizer of fp32 shards of parameters, as DeepSpeed passes them. The EMA is sharded in the same way.
 
-    A kind of optimizer names its `moments`, a tensor of each parameter's shape each, which are saved and resumed at any
-    number of workers; and says by `scalars` and `updated` what a step makes of them. `clip_norm` > 0 clips the
-    gradients of all that it holds, or (`sharded`) of what all ranks together do; then no step is taken where one isn't
-    finite. `norm` is what they had before, a float64 scalar on their device, infinite where it isn't finite. With
-    `compiled` all that a shard's update reads and writes goes through once.
+    A kind of optimizer names its `moments`. Each is a tensor of the parameter's shape, which is saved and resumed at
+    any number of workers. `scalars` and `updated` define a step. `clip_norm` > 0 clips the gradients that this
+    optimizer holds, or (`sharded`) those of all ranks; no step is taken if a gradient isn't finite. `norm` is their
+    norm before clipping, a float64 scalar on their device, infinite if it isn't finite. With `compiled` a shard's
+    update reads and writes memory only once.
     """
 
     moments: ClassVar[tuple[str, ...]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ddm_ray.errors import StorageError
 from ddm_ray.jobs.attempts import WEIGHTS as FOLDER
 from ddm_ray.jobs.attempts import Attempt, folders_of, step_of
-from ddm_ray.jobs.versions import versions
+from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.models import weights
 from ddm_ray.run.info import TrainedInfo, WeightsInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
@@ -122,7 +122,7 @@ class Milestones:
             seconds=last.seconds,
             loss=sum(losses) / len(losses),
             attempts=self._attempt.number,
-            versions=versions(),
+            versions=installed_versions(),
             heldout=last_measured(last.curve),
             unmeasured=unmeasured[:1000],
         )

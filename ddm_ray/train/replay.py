@@ -1,7 +1,7 @@
-"""Replay: images that an expert samples, to train the router on in place of rows that stay with their owner.
+"""Replay: images that an expert samples, to train the router on instead of rows, which stay with their owner.
 
-Generative replay (Shin et al. 2017, arXiv 1705.08690): an expert's samples stand for its cluster. Of the rows only the
-partition's counts are used. Shapes: B images of a portion, CHW image, C classes.
+Generative replay (Shin et al. 2017, arXiv 1705.08690): an expert's samples stand for its cluster. From the rows only
+the partition's counts are used. Shapes: B images of a portion, CHW image, C classes.
 """
 
 from collections.abc import Callable
@@ -73,8 +73,8 @@ def make_replay(
 ) -> Manifest:
     """Sample the images of one cluster's expert for the run's router; a no-op if they are finished.
 
-    Their share of all images is that of the cluster's rows, and so are their classes. After a kill a second call goes
-    on. Raises ConfigError for a run whose router is trained on rows; MissingArtifact, CorruptArtifact,
+    The number of images and their classes are in proportion to the cluster's rows. After a kill a second call
+    continues. Raises ConfigError if the run's router is trained on rows, and MissingArtifact, CorruptArtifact,
     DriftError, StorageError, RayError.
     """
     artifact = replay(cluster)

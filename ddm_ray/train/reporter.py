@@ -1,4 +1,4 @@
-"""Reporter of a training: its heartbeat, its curves for TensorBoard, and the loss of each step."""
+"""Reporter of a training job: its heartbeat, its curves for TensorBoard, and the loss of each step."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
@@ -52,7 +52,7 @@ class Reporter:
         self._meter = meter
 
     def after(self, done: int, agreed: Agreed) -> None:
-        """Count the steps whose results are new, and report now and then. TrainingError for one that isn't finite."""
+        """Count the steps with new results, and report now and then. TrainingError for a result that isn't finite."""
         for result in agreed.results:
             if not result.finite:
                 raise TrainingError(
@@ -69,7 +69,7 @@ class Reporter:
             self._beat(phase, self._meter.fields() if self._meter else {})
 
     def report(self) -> None:
-        """Report how training goes: to the heartbeat, and to the curves."""
+        """Report the progress to the heartbeat and the curves."""
         if self._heartbeat and self._telemetry:
             fields = self.meter.fields()
             self._beat(TRAINING, fields)
@@ -78,7 +78,7 @@ class Reporter:
                 self._telemetry.record(fields["step"], {"heldout_loss": fields["heldout_loss"]})
 
     def upload_curves(self) -> None:
-        """Have an object store get the curves so far, without waiting for it."""
+        """Upload the curves to an object store, without waiting for it."""
         if self._telemetry:
             self._telemetry.upload()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
 
 MAX_REASON_LETTERS = 300
-"""Letters of the reason why states aren't saved, as a heartbeat has it."""
+"""Longest reason, in characters, why states aren't saved, in a heartbeat."""
 MAX_REFUSED_STATES = 3
 """States in a row after which training ends, each refused for a reason that doesn't pass by itself."""
 
@@ -47,7 +47,7 @@ class StateWriter:
     """
 
     def __init__(self, attempt: Attempt, identity: Identity, keep: int, prompt: Attempt | None = None):
-        """`prompt`: the attempt by a store with little patience, through which old states are deleted."""
+        """`prompt`: the attempt with a store of few retries, by which old states are deleted."""
         self._attempt, self._identity, self._keep = attempt, identity, keep
         self._prompt, self._warned_undeleted = prompt or attempt, False
         self._rank, self._world = dist.get_rank(), dist.get_world_size()

@@ -39,7 +39,7 @@ class StepGuard:
 
     @contextmanager
     def measurement(self, steps: float) -> Iterator[None]:
-        """Guard a measurement of the held-out loss, whose FLOPs are those of so many steps."""
+        """Guard a measurement of the held-out loss with the FLOPs of so many steps."""
         with self._watchdog.measurement(steps), self.memory("measuring the held-out loss, "):
             yield
 

@@ -41,7 +41,7 @@ class Telemetry:
         self._work.put(lambda file: file.add(step, now, known))
 
     def upload(self) -> None:
-        """Have an object store get all records so far. Takes microseconds."""
+        """Upload all records so far to an object store, in the background. Takes microseconds."""
         self._work.put(self._upload)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A watchdog beside the loop: it ends the process once a step takes far longer than usual; the next attempt goes on."""
+"""A watchdog of the training loop: it ends the process if a step takes far longer than usual."""
 
 import os
 import statistics
@@ -67,7 +67,7 @@ class Watchdog:
         return self._watched(STEP)
 
     def measurement(self, steps: float) -> AbstractContextManager[None]:
-        """Watch one measurement, as of the held-out loss, whose FLOPs are those of so many `steps`."""
+        """Watch one measurement, such as the held-out loss, with the FLOPs of so many `steps`."""
         return self._watched(MEASUREMENT, steps)
 
     @contextmanager

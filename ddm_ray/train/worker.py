@@ -70,7 +70,7 @@ def train(
     how = {"zero_stage": placement.zero_stage, "steps": job.train.steps}
     reporter = Reporter(reports, membership.facts() | how, writer)
     rows = (run, job.shards, job.train.seed, job.batch, placement.rows_gib, placement.cache, ranks_on_this_machine())
-    # They end from right to left: a failure is noted before the writer waits, and the heartbeat says last that it ends.
+    # They end from right to left: a failure is noted before the writer waits, and the heartbeat ends last.
     with reporter, writer, membership, Loader(*rows) as loader:
         torch.set_num_threads(membership.threads)
         _train(placement, loader, membership, writer, reporter)
@@ -148,7 +148,7 @@ def _publish(
             return
         # Damaged since, dropped by a newer attempt, or no space: the next try goes on from a sound state.
         raise StorageError(f"the last state can't be published: {refusal(error)}") from None
-    # Before the commit: nobody looks at a job any more once it is committed.
+    # Before the commit, since observers don't read a job any more once it is committed.
     writer.drop_all_but(1)
     reporter.end_curves()
     milestones.commit(manifest, final, reporter.meter.unmeasured)

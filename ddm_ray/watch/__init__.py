@@ -1,1 +1,1 @@
-"""Watching a run from anywhere that can read it: a live view, events, a webhook, gauges. Without torch and Ray."""
+"""Watching a run from any machine that can read it: a live view, events, a webhook, gauges. No torch, no Ray."""

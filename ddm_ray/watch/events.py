@@ -1,4 +1,4 @@
-"""Events of a run's artifacts between one survey and the next. Pure: surveys in, events out."""
+"""Events of a run's artifacts between two surveys. Pure: surveys in, events out."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -16,10 +16,10 @@ Kind = Literal["stalled", "failed", "damaged", "finished", "resumed", "unsaved"]
 
 @dataclass(frozen=True)
 class Event:
-    """A change of one artifact, as a webhook is told of it; `steps` None where they aren't known.
+    """A change of one artifact, as it is posted to a webhook. `steps` is None if unknown.
 
-    `final`: a failure that trying again won't mend, or a launch that gave up; after any other its launch, if that still
-    runs, begins the next attempt.
+    `final`: a failure that a retry won't mend, or a launch that gave up. After other failures a running launch begins
+    the next attempt.
     """
 
     run: str
@@ -33,7 +33,7 @@ class Event:
 
     @property
     def alarm(self) -> bool:
-        """True if someone should look."""
+        """True if the event needs attention."""
         return self.event in ("stalled", "failed", "damaged", "unsaved")
 
     def body(self) -> dict[str, Any]:
@@ -44,19 +44,19 @@ class Event:
 @dataclass
 class _Memory:
     beat: tuple[int, int | None] | None = None  # the newest attempt and its heartbeat's counter
-    alarm: tuple[Kind, int] | None = None  # what was last told, and of which attempt, until it beats again
+    alarm: tuple[Kind, int] | None = None  # the last alarm and its attempt, until that one beats again
     finished: bool = False
     unsaved: bool = False
 
 
 @dataclass
 class Events:
-    """Turns successive surveys of a run, as one observer made them, into events.
+    """Turns successive surveys of a run by one observer into events.
 
-    A job has stalled when it has been silent for `stalled_after` seconds, and for three of its steps where these take
-    longer; a launch without an attempt not before START_SECONDS. An attempt's failure is told once, its stall once
-    until it beats again, and that its states aren't saved once until one is. What is finished when watching begins is
-    no news; failures and stalls that stand then are told.
+    A job has stalled if it is silent for `stalled_after` seconds and for the time of three steps; a launch without an
+    attempt, for at least START_SECONDS. An attempt's failure gives one event. A stall gives one until the attempt beats
+    again, and unsaved states one until a state is saved. Artifacts that are finished at the first survey give no event,
+    but failures and stalls at that time do.
     """
 
     run: str
@@ -65,7 +65,7 @@ class Events:
     _known: dict[str, _Memory] = field(default_factory=dict)
 
     def seen(self, statuses: Iterable[Status]) -> list[Event]:
-        """The events that this survey brings, whose statuses are observed."""
+        """The events of this survey. Its statuses must come from an observer."""
         events = [self._of(status) for status in statuses]
         return [event for event in events if event]
 
@@ -82,7 +82,7 @@ class Events:
             return None if before == memory.alarm else self._event(status, "damaged")
         job = status.job
         if job is None or status.state == "stopped":
-            return None  # as somebody asked
+            return None  # a stop request isn't an event
         if memory.beat != (job.attempt, job.beat):
             memory.beat = (job.attempt, job.beat)
             if status.state == "begun" and memory.alarm and job.beat is not None:

@@ -1,4 +1,4 @@
-"""A run as Prometheus gauges, read from the last survey whenever they are asked for."""
+"""A run as Prometheus gauges. Their values come from the last survey."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -18,9 +18,9 @@ GAUGES = {
     "ddm_failed": "1 while the newest attempt has failed and none has begun since",
     "ddm_step": "Steps done",
     "ddm_steps": "Steps wanted",
-    "ddm_saved_step": "Steps done in the state that the next attempt goes on from; 0: none",
+    "ddm_saved_step": "Steps done in the state from which the next attempt continues; 0: none",
     "ddm_attempt": "Number of the attempt that trains, mostly the newest",
-    "ddm_silent_seconds": "Since this watcher last saw a sign of the attempt's life",
+    "ddm_silent_seconds": "Seconds since this watcher last saw a sign of life of the attempt",
     "ddm_loss": "Training loss, mean over recent steps",
     "ddm_heldout_loss": "Loss of the EMA weights on held-out rows, when it was last measured",
     "ddm_grad_norm": "Norm of the gradient before clipping",
@@ -33,7 +33,7 @@ RATES = ("loss", "heldout_loss", "grad_norm", "learning_rate", "samples_per_seco
 
 
 class Gauges(Collector):
-    """The gauges of one run. What isn't known, or no longer true, is left out: a job that stopped has no speed."""
+    """The gauges of one run. Unknown and outdated values are left out: a stopped job has no speed."""
 
     def __init__(self, run: str):
         self.run = run
@@ -41,14 +41,14 @@ class Gauges(Collector):
         self._at = time.monotonic()
 
     def update(self, statuses: Iterable[Status]) -> None:
-        """Show this survey from now on."""
+        """Use this survey from now on."""
         self._statuses, self._at = list(statuses), time.monotonic()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Of every artifact, what is known of it."""
-        # Storage that can't be asked makes no job look alive.
+        """The known values of all artifacts."""
+        # The age of the survey adds to silence, so that a storage outage doesn't make a dead job look alive.
         age = time.monotonic() - self._at
-        values = {status.artifact: values_of(status, age) for status in self._statuses}
+        values = {status.artifact: gauge_values(status, age) for status in self._statuses}
         for name, meaning in GAUGES.items():
             gauge = GaugeMetricFamily(name, meaning, labels=LABELS)
             for artifact, known in values.items():
@@ -57,8 +57,8 @@ class Gauges(Collector):
             yield gauge
 
 
-def values_of(status: Status, age: float = 0.0) -> dict[str, float]:
-    """The gauges of one artifact, as it was found `age` seconds ago."""
+def gauge_values(status: Status, age: float = 0.0) -> dict[str, float]:
+    """The gauges of one artifact by a status that is `age` seconds old."""
     values = {"ddm_finished": float(status.state == "finished")}
     job, info = status.job, status.info
     if isinstance(info, TrainedInfo):
@@ -79,8 +79,8 @@ def values_of(status: Status, age: float = 0.0) -> dict[str, float]:
     return values
 
 
-def serve(gauges: Gauges, host: str, port: int) -> None:
-    """Answer Prometheus at http://host:port/metrics from a thread, until the process ends. Raises ConfigError."""
+def serve_gauges(gauges: Gauges, host: str, port: int) -> None:
+    """Serve Prometheus at http://host:port/metrics from a thread, until the process ends. Raises ConfigError."""
     collectors = CollectorRegistry()
     collectors.register(gauges)
     try:

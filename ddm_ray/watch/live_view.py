@@ -1,4 +1,4 @@
-"""The live view: one row a stage or training job, redrawn in a terminal, a line now and then in a log."""
+"""The live view: one row per stage or training job. A terminal is redrawn; a log gets a line now and then."""
 
 import time
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from rich.text import Text
 from ddm_ray.jobs.describe import describe
 from ddm_ray.jobs.status import Status
 from ddm_ray.remedies import Fix
-from ddm_ray.spelling import spelled_out
+from ddm_ray.spelling import escape_unprintable
 
 LOG_SECONDS = 10.0
 
 
 class LiveView:
-    """A context that shows rows by name, each with a fraction done and a note; by `clock` also the time it took."""
+    """A context that shows rows by name, each with a finished fraction and a note. `clock`: also show times."""
 
     def __init__(self, title: str, names: list[str], clock: bool = True, phrase: Callable[[Fix], str] = str):
         self._console = Console(stderr=True)
@@ -44,9 +44,9 @@ class LiveView:
             self._live.stop()
 
     def show(self, name: str, fraction: float, note: str, alarm: bool = False) -> None:
-        """Set a row's state; `fraction` in [0, 1], 1 meaning finished; an `alarm` is red."""
+        """Set a row's state. `fraction` is in [0, 1], and 1 means finished. An `alarm` is red."""
         now = time.monotonic()
-        note = spelled_out(note)
+        note = escape_unprintable(note)
         self._rows[name] = (fraction, note)
         (self._alarms.add if alarm else self._alarms.discard)(name)
         if note != "waiting":
@@ -61,7 +61,7 @@ class LiveView:
         self.show(name, fraction, note or ("done" if fraction >= 1 else "running"))
 
     def jobs(self, statuses: list[Status]) -> None:
-        """Set the rows of training jobs; a row that is finished, or whose job starts, stays as it is."""
+        """Set the rows of training jobs. Finished rows, and rows of jobs that wait, stay as they are."""
         fractions = {artifact: fraction for artifact, (fraction, _) in self._rows.items()}
         self.show_statuses([each for each in statuses if each.state != "waiting" and fractions.get(each.artifact) != 1])
 
@@ -75,7 +75,7 @@ class LiveView:
         table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)
         for column in ("stage", "", "", *(["time"] if self._clock else [])):
             table.add_column(column, no_wrap=True)
-        # Only a column that could wrap gives way to the others; its text doesn't wrap all the same.
+        # Only a column that may wrap is narrowed by rich. Its text doesn't wrap, nevertheless.
         table.add_column("what")
         for name, (fraction, note) in self._rows.copy().items():
             style = "green" if fraction >= 1 else ("dim" if note == "waiting" else "")

@@ -1,4 +1,4 @@
-"""Looking at a run again and again: a live table, and whoever is told of what is found and of what has happened."""
+"""The loop that watches a run: a live table, and callbacks for surveys and events."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -16,12 +16,12 @@ from ddm_ray.watch.events import Event, Events
 from ddm_ray.watch.live_view import LiveView
 
 T = TypeVar("T")
-# Time between two looks, on a disk and in a bucket: K = 256 experts there cost half a dollar a day.
+# Time between two looks, on a disk and in a bucket, where 256 experts cost half a dollar a day.
 EVERY_SECONDS, PAID_EVERY_SECONDS = 2.0, 15.0
 
 
 def pause_of(run: Run) -> float:
-    """Seconds between two looks at a run where nobody says how many."""
+    """Default seconds between two looks at a run."""
     return EVERY_SECONDS if run.store.local else PAID_EVERY_SECONDS
 
 
@@ -35,11 +35,11 @@ def watch(
     phrase: Callable[[Fix], str] = str,
     islands: Callable[[float], Iterable[tuple[str, str, bool]]] = lambda now: (),
 ) -> None:
-    """Show a live table and pass on each survey, `every` seconds, until everything that the run trains is finished.
+    """Show a live table and pass on surveys, `every` seconds, until everything that the run trains is finished.
 
-    `phrase` puts remedies into words. `islands` gives rows of a table at a time in seconds: an island's name, what it
-    does, and whether that is an alarm. Storage that can't be asked for a while is warned of and asked again;
-    StorageError only if it never could.
+    `phrase` puts remedies into words. `islands` maps a time in seconds to rows of the table: an island's name, what it
+    does, and whether that is an alarm. During a storage outage there is a warning, and looks are repeated. Raises
+    StorageError only if the first look fails.
     """
     observer, events = Observer(run, partial(survey, run)), Events(run.url, stalled_after, phrase)
 
@@ -49,7 +49,7 @@ def watch(
         nonlocal rows
         now = time.monotonic()
         statuses = observer.look(now)
-        with suppress(StorageError):  # a key to what is trained is enough
+        with suppress(StorageError):  # a key that can read only the artifacts is enough
             rows = list(islands(now))
         return statuses
 
@@ -59,7 +59,7 @@ def watch(
             view.show_statuses(statuses)
             fractions = [job.fraction for job in jobs_of(run, statuses)]
             for name, text, alarm in rows:
-                # Its row tells of the whole run; only what is committed is wholly done.
+                # An island's row shows the progress of the whole run. Only committed artifacts count as 100 %.
                 view.show(name, min(0.99, sum(fractions) / len(fractions)), text, alarm)
             on_survey(statuses)
             for event in events.seen(statuses):
@@ -71,19 +71,19 @@ def watch(
 
 
 def trained(run: Run, statuses: list[Status]) -> bool:
-    """True if all experts and the router are finished, and what else anyone has begun."""
+    """True if all experts and the router are finished, and other models if they have begun."""
     return all(job.state == "finished" for job in jobs_of(run, statuses))
 
 
 def jobs_of(run: Run, statuses: list[Status]) -> list[Status]:
-    """The statuses of all that has to be trained: experts and router, and what else anyone has begun."""
+    """The statuses of all models that have to be trained: experts, router, and others that have begun."""
     by_artifact = {status.artifact: status for status in statuses}
     jobs = [by_artifact[job] for job in trained_of(run.config)]
     return [job for job in jobs if job.artifact.kind not in EXTRAS or _begun(job)]
 
 
 def _begun(status: Status) -> bool:
-    """True once there was an attempt: a launch in vain isn't one."""
+    """True if there was an attempt. A launch without one doesn't count."""
     return status.state != "waiting" and (status.job is None or status.job.attempt > 0)
 
 

@@ -1,4 +1,4 @@
-"""A webhook that is posted events by a thread of its own, so that a slow or dead one never holds up the watching."""
+"""Delivery of events to a webhook, by a thread of its own, so that a slow or dead webhook never delays watching."""
 
 import json
 import queue
@@ -15,12 +15,12 @@ from ddm_ray.watch.events import Event
 
 TIMEOUT = 10.0
 PAUSES = (1.0, 4.0, 16.0)
-"""Seconds before each further try."""
+"""Pauses in seconds before the next tries."""
 MAX_WAITING = 100
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: a redirected POST becomes a GET, whose answer would count as a delivery."""
+    """Refuses redirects. A redirected POST becomes a GET, and its answer would count as a delivery."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -30,16 +30,16 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class Webhook:
-    """Posts events as JSON, in order. One that can't be delivered is tried again, then dropped, with a warning each."""
+    """Posts events as JSON, in order. An undelivered event is tried again, then dropped, with a warning each time."""
 
     def __init__(self, url: str, warn: Callable[[str], None], pauses: Sequence[float] = PAUSES):
-        """`warn` is called with lines, also from the thread. Raises ConfigError unless `url` is an HTTP address."""
+        """`warn` is called with lines, also from the thread. Raises ConfigError if `url` isn't an HTTP address."""
         try:
             parts = urlsplit(url)
             host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
         except ValueError:
             host = None
-        # The path of such an address is often its secret, so it isn't printed.
+        # The path is often a secret, so it isn't printed.
         if not host or "@" in parts.netloc or not url.isascii() or any(letter <= " " for letter in url):
             raise ConfigError(
                 "webhook: not an HTTP address; write http://HOST/PATH or https://HOST/PATH, without a name and"
@@ -84,7 +84,7 @@ class Webhook:
         self._warn(f"{self._name}: {reason}; dropped: {event.text}")
 
     def _post(self, event: Event) -> str | None:
-        """The reason why it wasn't delivered; None if it was."""
+        """The reason why the event wasn't delivered; None if it was."""
         request = urllib.request.Request(
             self._url, json.dumps(event.body()).encode(), {"Content-Type": "application/json", "User-Agent": "ddm-ray"}
         )
@@ -93,5 +93,5 @@ class Webhook:
                 return None
         except urllib.error.HTTPError as error:
             return f"answered {error.code}"
-        except Exception as error:  # a border: whatever a server or a proxy does, watching goes on
+        except Exception as error:  # watching goes on whatever a server or a proxy does
             return one_line(getattr(error, "reason", error))

@@ -272,7 +272,7 @@ def test_other_networks_and_damage_are_refused(tmp_path: Path) -> None:
     assert pixels[0].read_bytes() == pixels[1].read_bytes() and pixels[0].name == pixels[1].name
     earlier = f"{shard(0)}/train-00000.parquet"
     assert run.store.exists(earlier)
-    with pytest.raises(StorageError, match="whose bytes stay as they are"):
+    with pytest.raises(StorageError, match="which must not be changed"):
         run.store.delete_one(earlier)
     rows = base.require(ROWS)
     base.store.delete_one(f"{ROWS}/{NAME}")

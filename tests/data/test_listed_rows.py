@@ -24,7 +24,7 @@ from tests.store_meter import StoreMeter
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest names three files at most."""
-    monkeypatch.setattr(listing, "MOST_NAMED", 3)
+    monkeypatch.setattr(listing, "MAX_NAMED", 3)
 
 
 def listed_parts(run: Run) -> list[str]:
@@ -38,7 +38,7 @@ def test_the_same_shards_are_made_of_them(tmp_path: Path, few: None, monkeypatch
     """Also with duplicates that are dropped: these are a file beside the parts."""
     runs = []
     for name, most in (("listed", 3), ("named", 10_000)):
-        monkeypatch.setattr(listing, "MOST_NAMED", most)
+        monkeypatch.setattr(listing, "MAX_NAMED", most)
         run = make_images(tmp_path / name, 0)
         partition(run)
         runs.append(run)
@@ -53,9 +53,9 @@ def test_the_same_shards_are_made_of_them(tmp_path: Path, few: None, monkeypatch
 
 
 def test_an_older_run_is_read_by_its_manifest_alone(tmp_path: Path, few: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "MOST_NAMED", 10_000)
+    monkeypatch.setattr(listing, "MAX_NAMED", 10_000)
     run = commit_rows(str(tmp_path / "run"), chunk_rows=200)
-    monkeypatch.setattr(listing, "MOST_NAMED", 1)
+    monkeypatch.setattr(listing, "MAX_NAMED", 1)
     partition(run)
     assert {each.state for each in survey(run)[:2]} == {"finished"}
 

@@ -69,6 +69,6 @@ def main(url: str, name: str, lease: float, log: str, slower: float, move_second
             print(f"{name} {doing}", flush=True)
         printed.add(doing)
 
-    with local.world(), WorkerHeartbeat(run.store, name, lease, speed=last_speed(run.store, name)) as keeper:
-        board = RunObserver(run, artifacts, work_of(run))
-        print(name, IslandWorker(run, keeper, board, train, report).run_to_end(), flush=True)
+    with local.world(), WorkerHeartbeat(run.store, name, lease, speed=last_speed(run.store, name)) as heartbeat:
+        observer = RunObserver(run, artifacts, work_of(run))
+        print(name, IslandWorker(run, heartbeat, observer, train, report).run_to_end(), flush=True)

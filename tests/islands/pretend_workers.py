@@ -14,7 +14,7 @@ from ddm_ray.islands.choose import OpenJob, choose
 from ddm_ray.islands.run_view import RunObserver
 from ddm_ray.islands.takeover import TakeOver
 from ddm_ray.islands.work import _Failures
-from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS, PRESENCE, WorkerState
+from ddm_ray.islands.worker_heartbeat import HEARTBEAT, LEASE_SECONDS, WorkerState
 from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.stops import StopRequests, asked, drain_key
 from ddm_ray.run.graph import Artifact
@@ -165,7 +165,7 @@ class Process:
         self._next_beat, self._beat = self._own + BEAT, self._beat + 1
         island, _, number = self.id.rpartition("/")
         note = json.dumps(self._note(holds)).encode()
-        self.run.store.write(f"islands/{island}/workers/{number}/{PRESENCE}", note)
+        self.run.store.write(f"islands/{island}/workers/{number}/{HEARTBEAT}", note)
 
     def _stand(self, training: Training) -> None:
         """End the training where it is to end, or another has its place; as attempts and launches do by themselves."""

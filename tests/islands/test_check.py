@@ -62,7 +62,7 @@ def test_what_is_wrong_is_a_line_with_the_remedy(command: list[str]) -> None:
     assert len(lines) == len(beginnings)
     for line, beginning in zip(sorted(lines), beginnings, strict=True):
         assert re.match(beginning, line), done.stdout
-    assert done.stderr.splitlines()[-1] == "error: 5 of 6 islands can't train this run as they are: see above"
+    assert done.stderr.splitlines()[-1] == "error: 5 of 6 islands can't train this run: see above"
 
 
 def test_a_run_that_an_island_does_not_see_is_named_by_its_own_command(

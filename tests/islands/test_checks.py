@@ -41,7 +41,7 @@ def needs(run: Run) -> list[ModelNeeds]:
 @pytest.fixture
 def machine(run: Run, needs: list[ModelNeeds], monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A sound machine of eight H100."""
-    monkeypatch.setattr(checks, "installed", lambda: HERE)
+    monkeypatch.setattr(checks, "installed_versions", lambda: HERE)
     monkeypatch.setattr(checks, "total_bytes", lambda: 2e12)
     monkeypatch.setattr(checks, "_gpus", lambda: [H100] * 8)
     return Machine(run.url, EIGHT, needs, workers=8, here=8, expected=HERE | {"python": "3.11.9"})

@@ -37,9 +37,9 @@ def test_an_island_is_shown_by_what_it_does_until_it_leaves(store: Store) -> Non
     other = Worker(store, "north", waits="worker north/0001 of this island is at work")
     other.beat()
     assert calls.rows(2.0)[0][1] == f"{doing}, 1 more stands by"
-    north.tell(ended=True, holds="")
+    north.update(ended=True, holds="")
     assert calls.rows(3.0)[0][1].startswith("waits: worker north/0001 of this island is at work (worker 2 on ")
-    other.tell(ended=True)
+    other.update(ended=True)
     assert calls.rows(4.0)[0] == ("north", "has left", False)
     assert [row[0] for row in WorkerTable(store, 0.0).rows(5.0)] == ["south"], "who had left before is no news"
 
@@ -64,7 +64,7 @@ def test_a_look_each_15_seconds_lists_and_reads_each_minute(store: Store, reques
     """Those who have ended are read once."""
     for number in range(8):
         Worker(store, f"island-{number}").beat()
-        Worker(store, f"island-{number}").tell(ended=True)
+        Worker(store, f"island-{number}").update(ended=True)
     calls = WorkerTable(store, 60.0)
     calls.rows(0.0)
     requests.clear()

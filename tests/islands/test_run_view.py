@@ -1,4 +1,4 @@
-"""The board: who trains what, as one observer sees it by its own clock."""
+"""The run view: the holder of each job, as one observer sees it by its own clock."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from ddm_ray.errors import StorageError
 from ddm_ray.islands.run_view import RunObserver, RunView, take_key
-from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS, PRESENCE, WorkerState
+from ddm_ray.islands.worker_heartbeat import HEARTBEAT, LEASE_SECONDS, WorkerState
 from ddm_ray.jobs import stops
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.job_status import START_SECONDS
@@ -25,13 +25,13 @@ class Eye:
 
     def __init__(self, run: Run):
         self.run, self.now, self.beats = run, -1e6, 0
-        self.board = RunObserver(run, [*run.experts, ROUTER], lambda artifact: 1000.0, lambda: self.now)
+        self.observer = RunObserver(run, [*run.experts, ROUTER], lambda artifact: 1000.0, lambda: self.now)
 
     def look(self, seconds: float = 0.0) -> RunView:
         self.now += seconds
-        return self.board.look(ME)
+        return self.observer.look(ME)
 
-    def presence(self, worker: str, **fields: object) -> None:
+    def beat(self, worker: str, **fields: object) -> None:
         """The next beat of another worker, which has taken what it `holds`."""
         self.beats += 1
         island, _, number = worker.rpartition("/")
@@ -41,9 +41,9 @@ class Eye:
         if held and worker not in last:
             take = json.dumps({"worker": worker, "launch": ""}).encode()
             self.run.store.write(take_key(Artifact(held), takes + 1), take)
-            self.board.list_next()
+            self.observer.list_next()
         note = json.dumps({"beat": self.beats, **fields}).encode()
-        self.run.store.write(f"islands/{island}/workers/{number}/{PRESENCE}", note)
+        self.run.store.write(f"islands/{island}/workers/{number}/{HEARTBEAT}", note)
 
     def holder(self, artifact: Artifact, seconds: float = 0.0) -> str:
         return next(job.holder for job in self.look(seconds).jobs if job.artifact == artifact)
@@ -66,7 +66,7 @@ def test_what_is_finished_is_no_job(eye: Eye) -> None:
     eye.look()
     for artifact in [*eye.run.experts, ROUTER]:
         finish(eye.run, artifact)
-    eye.board.list_next()
+    eye.observer.list_next()
     assert eye.look(1).finished
 
 
@@ -77,19 +77,19 @@ def test_what_its_inputs_miss_is_named(eye: Eye) -> None:
 
 
 def test_the_worker_that_holds_it_owns_it_while_it_beats(eye: Eye) -> None:
-    eye.presence("south/0003", holds=FIRST, speed=5.0)
+    eye.beat("south/0003", holds=FIRST, speed=5.0)
     view = eye.look()
     assert view.jobs[0].holder == "south/0003" and view.jobs[1].free
     assert [(worker.id, worker.speed) for worker in view.workers] == [("south/0003", 5.0), (ME.id, None)]
     assert eye.holder(FIRST, LEASE_SECONDS) == "south/0003"
-    eye.presence("south/0003", holds=FIRST, speed=5.0)
+    eye.beat("south/0003", holds=FIRST, speed=5.0)
     assert eye.holder(FIRST, 1) == "south/0003"
     assert eye.holder(FIRST, LEASE_SECONDS + 1) == ""
     assert [worker.id for worker in eye.look().workers] == [ME.id]
 
 
 def test_a_worker_that_has_ended_owns_nothing(eye: Eye) -> None:
-    eye.presence("south/0003", holds=FIRST, ended=True)
+    eye.beat("south/0003", holds=FIRST, ended=True)
     assert eye.holder(FIRST) == ""
 
 
@@ -111,7 +111,7 @@ def test_a_failed_attempt_owns_nothing_if_its_launch_tries_no_more(eye: Eye) -> 
     assert eye.holder(FIRST, LEASE_SECONDS + 1) == ""
     other = claim(eye.run.store, SECOND)
     fail(other, "its loss isn't finite", final=True)
-    eye.board.list_next()
+    eye.observer.list_next()
     assert eye.holder(SECOND) == ""
 
 
@@ -127,13 +127,13 @@ def test_what_its_worker_has_left_is_free_at_once(eye: Eye) -> None:
     beat(attempt, 1, 10)
     take = {"worker": "south/0001", "launch": launch.id}
     eye.run.store.write(take_key(FIRST, 1), json.dumps(take).encode())
-    eye.presence("south/0001", holds=FIRST)
+    eye.beat("south/0001", holds=FIRST)
     assert eye.holder(FIRST) == "south/0001"
-    eye.presence("south/0001", holds=SECOND)
+    eye.beat("south/0001", holds=SECOND)
     assert eye.holder(FIRST, 1) == "" and eye.holder(SECOND) == "south/0001"
     by_hand = claim(eye.run.store, FIRST, Launch(FIRST).claim_fields())
     beat(by_hand, 1, 10)
-    eye.board.list_next()
+    eye.observer.list_next()
     assert eye.holder(FIRST, 1) == "attempt 2", "that isn't the worker's"
 
 
@@ -141,16 +141,16 @@ def test_what_its_worker_has_left_is_free_at_once(eye: Eye) -> None:
 def test_a_take_that_no_worker_wrote_says_nothing(eye: Eye, take: bytes) -> None:
     eye.run.store.write(take_key(FIRST, 1), take)
     beat(claim(eye.run.store, FIRST), 1, 10)
-    assert eye.holder(FIRST) == "attempt 1" and eye.board.takes(FIRST) == 1
+    assert eye.holder(FIRST) == "attempt 1" and eye.observer.takes(FIRST) == 1
 
 
 def test_a_worker_without_room_holds_nothing_for_ever(eye: Eye) -> None:
     claim(eye.run.store, FIRST)
     for _ in range(30):
-        eye.presence("south/0001", holds=FIRST)
+        eye.beat("south/0001", holds=FIRST)
         assert eye.holder(FIRST) == "south/0001"
         eye.now += START_SECONDS / 30
-    eye.presence("south/0001", holds=FIRST)
+    eye.beat("south/0001", holds=FIRST)
     assert eye.holder(FIRST, 60) == ""
 
 
@@ -158,35 +158,35 @@ def test_of_two_workers_that_hold_it_the_newest_take_counts(eye: Eye) -> None:
     """The first one's training is about to end, its state saved."""
     attempt = claim(eye.run.store, FIRST)
     beat(attempt, 1, 10)
-    eye.presence("south/0001", holds=FIRST)
-    eye.presence("north/0001", holds=FIRST)
-    eye.presence("south/0001", holds=FIRST)
+    eye.beat("south/0001", holds=FIRST)
+    eye.beat("north/0001", holds=FIRST)
+    eye.beat("south/0001", holds=FIRST)
     assert eye.holder(FIRST) == "south/0001"
     eye.run.store.write(take_key(FIRST, 4), b'{"worker": "north/0001", "launch": "1"}')
-    eye.board.list_next()
+    eye.observer.list_next()
     assert eye.holder(FIRST) == "north/0001"
 
 
 def test_a_holder_tells_how_long_it_needs(eye: Eye) -> None:
-    eye.presence("south/0001", holds=FIRST)
+    eye.beat("south/0001", holds=FIRST)
     assert eye.look().jobs[0].seconds_left is None
     beat(claim(eye.run.store, FIRST), 1, 10, 30, steps_per_second=2.0)
-    eye.board.list_next()
+    eye.observer.list_next()
     assert eye.look().jobs[0].seconds_left == 10.0
 
 
 def test_the_oldest_living_worker_of_an_island_works(eye: Eye) -> None:
-    eye.presence("south/0001")
-    eye.presence("south/0002")
+    eye.beat("south/0001")
+    eye.beat("south/0002")
     assert [worker.id for worker in eye.look().workers] == ["south/0001", ME.id]
-    second = eye.board.look(WorkerState("me/0002", beat=1))
+    second = eye.observer.look(WorkerState("me/0002", beat=1))
     assert second.ahead is None, "the first has no note"
-    eye.presence("me/0001", host="n7")
-    ahead = eye.board.look(WorkerState("me/0002", beat=1)).ahead
+    eye.beat("me/0001", host="n7")
+    ahead = eye.observer.look(WorkerState("me/0002", beat=1)).ahead
     assert ahead is not None and (ahead.id, ahead.host) == ("me/0001", "n7")
     eye.now += LEASE_SECONDS + 1
-    assert eye.board.look(WorkerState("me/0002", beat=1)).ahead is None
-    assert not eye.run.store.exists(f"islands/me/workers/0001/{PRESENCE}"), "nobody has to read it again"
+    assert eye.observer.look(WorkerState("me/0002", beat=1)).ahead is None
+    assert not eye.run.store.exists(f"islands/me/workers/0001/{HEARTBEAT}"), "nobody has to read it again"
 
 
 def test_requests_to_drain_and_to_stop_are_seen(eye: Eye) -> None:
@@ -197,7 +197,7 @@ def test_requests_to_drain_and_to_stop_are_seen(eye: Eye) -> None:
     assert view.jobs[0].obstacle == "is stopped, its rows are wrong" and view.jobs[1].free
     assert stops.take_back(eye.run.store, stops.drain_key("me"))
     assert stops.take_back(eye.run.store, stops.stop_key(FIRST))
-    eye.board.list_next()
+    eye.observer.list_next()
     view = eye.look(1)
     assert view.drained is None and view.jobs[0].free
 
@@ -206,9 +206,9 @@ def test_a_take_of_what_was_silent_for_long_begins_anew(eye: Eye) -> None:
     """Else two islands would take it from each other for ever."""
     claim(eye.run.store, FIRST)
     assert eye.holder(FIRST) == "attempt 1"
-    eye.presence("south/0001", holds=FIRST)
+    eye.beat("south/0001", holds=FIRST)
     assert eye.holder(FIRST, 2 * START_SECONDS) == "south/0001"
-    eye.presence("south/0001", holds=FIRST)
+    eye.beat("south/0001", holds=FIRST)
     assert eye.holder(FIRST, START_SECONDS / 2) == "south/0001"
 
 
@@ -226,13 +226,13 @@ def test_a_damaged_heartbeat_is_no_sign_of_life(eye: Eye) -> None:
 
 
 def test_what_may_not_be_deleted_ends_nobody(eye: Eye, monkeypatch: pytest.MonkeyPatch) -> None:
-    eye.presence("me/0001")
+    eye.beat("me/0001")
     later = WorkerState("me/0002", beat=1)
-    eye.board.look(later)
+    eye.observer.look(later)
 
     def refuse(key: str) -> None:
         raise StorageError(f"{key}: denied", passes=False)
 
     monkeypatch.setattr(eye.run.store, "delete_one", refuse)
     eye.now += LEASE_SECONDS + 1
-    assert eye.board.look(later).ahead is None
+    assert eye.observer.look(later).ahead is None

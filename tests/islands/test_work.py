@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddm_ray.islands.choose import MOVE_SECONDS
-from ddm_ray.islands.worker_heartbeat import workers
+from ddm_ray.islands.worker_heartbeat import read_workers
 from ddm_ray.jobs import stops
 from ddm_ray.jobs.attempts import Attempt, claimed
 from ddm_ray.jobs.describe import describe
@@ -48,7 +48,7 @@ class Fleet:
 
     def holders(self) -> dict[str, str]:
         """Artifact by worker, of those who say that they train one."""
-        return {each.id: each.holds for each in workers(self.run.store) if each.holds and not each.ended}
+        return {each.id: each.holds for each in read_workers(self.run.store) if each.holds and not each.ended}
 
     def trains(self, name: str) -> Artifact | None:
         """What the island trains, once its attempt has taken steps."""
@@ -82,7 +82,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checksums of the same run trained in one process, job after job."""
     run = make_data(str(tmp_path_factory.mktemp("alone") / "run"), settings=SETTINGS)
     PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
-    process = PROCESSES.Process(target=local.train, args=(run.url, artifacts(run)))
+    process = PROCESSES.Process(target=local.train_locally, args=(run.url, artifacts(run)))
     process.start()
     process.join(300)
     assert process.exitcode == 0

@@ -76,7 +76,7 @@ def test_requests_are_made_and_taken_back_by_words(run: Run) -> None:
         ddm("status", run.url).stdout
     )
     assert ddm("islands", "resume", run.url, "expert", "0").stdout == "experts/000 may be trained again\n"
-    assert "nobody has asked" in ddm("islands", "resume", run.url, "expert", "0").stdout
+    assert "there is no request to stop" in ddm("islands", "resume", run.url, "expert", "0").stdout
     for words, error in (
         (("stop", run.url, "expert", "7"), "expert 7: "),
         (("resume", run.url, "expert", "x"), "expert x: an island's name, or a model"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, WorkerState, last_speed, workers
+from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, WorkerState, last_speed, read_workers
 from ddm_ray.store.store import Store
 from tests.conftest import wait_for
 
@@ -28,22 +28,22 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_a_worker_is_read_as_it_keeps_itself(store: Store) -> None:
-    with WorkerHeartbeat(store, "north", job="raysubmit_7", speed=None) as keeper:
-        keeper.tell(holds="experts/001", speed=2e9)
-        (read,) = workers(store)
-        assert read == keeper.presence
+    with WorkerHeartbeat(store, "north", job="raysubmit_7", speed=None) as heartbeat:
+        heartbeat.update(holds="experts/001", speed=2e9)
+        (read,) = read_workers(store)
+        assert read == heartbeat.state
         assert (read.id, read.island, read.number) == ("north/0001", "north", 1)
         assert (read.holds, read.speed, read.lease_seconds) == ("experts/001", 2e9, 60.0)
         assert not read.ended
-    (read,) = workers(store)
+    (read,) = read_workers(store)
     assert read.ended and read.holds == "" and last_speed(store, "north") == 2e9
     assert last_speed(store, "south") is None
 
 
 def test_it_beats_while_its_process_lives(store: Store) -> None:
     with WorkerHeartbeat(store, "north", 0.3):
-        (before,) = workers(store)
-        wait_for(lambda: (workers(store)[0].beat or 0) > (before.beat or 0) + 2, 10)
+        (before,) = read_workers(store)
+        wait_for(lambda: (read_workers(store)[0].beat or 0) > (before.beat or 0) + 2, 10)
 
 
 def test_rivals_of_one_island_get_a_number_each(store: Store) -> None:
@@ -82,13 +82,13 @@ def test_whatever_a_note_says_is_read_by_type(fields: object) -> None:
 )
 def test_a_damaged_note_is_that_of_a_worker_of_whom_nothing_is_known(store: Store, data: bytes) -> None:
     store.write("islands/north/workers/0001/PRESENCE", data)
-    assert workers(store) == [WorkerState("north/0001")]
+    assert read_workers(store) == [WorkerState("north/0001")]
 
 
 def test_other_files_are_no_workers(store: Store) -> None:
     for key in ("north/DRAIN", "north/workers/x/PRESENCE", "no rth/workers/0001/PRESENCE", "north/workers/0001/CLAIM"):
         store.write(f"islands/{key}", json.dumps({"beat": 1}).encode())
-    assert workers(store) == []
+    assert read_workers(store) == []
 
 
 @pytest.mark.parametrize("worker", ["../../etc/0001", "north", "north/x", "a/b/0001"])

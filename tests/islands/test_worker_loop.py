@@ -25,58 +25,58 @@ FIRST = Artifact("experts/000")
 
 
 @pytest.fixture
-def keeper(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerHeartbeat]:
+def heartbeat(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerHeartbeat]:
     for name in ("IDLE_SECONDS", "PAID_IDLE_SECONDS", "LOOK_SECONDS", "AGAIN_SECONDS"):
         monkeypatch.setattr(work, name, 0.01)
-    with WorkerHeartbeat(partitioned.store, "north") as keeper:
-        yield keeper
+    with WorkerHeartbeat(partitioned.store, "north") as heartbeat:
+        yield heartbeat
 
 
-def worker(run: Run, keeper: WorkerHeartbeat, train: Train, printed: list[str]) -> IslandWorker:
+def worker(run: Run, heartbeat: WorkerHeartbeat, train: Train, printed: list[str]) -> IslandWorker:
     looks = RunObserver(run, [*run.experts, ROUTER], lambda artifact: 1000.0)
-    return IslandWorker(run, keeper, looks, train, lambda statuses, doing: printed.append(doing))
+    return IslandWorker(run, heartbeat, looks, train, lambda statuses, doing: printed.append(doing))
 
 
-def test_it_takes_one_after_another_and_ends(partitioned: Run, keeper: WorkerHeartbeat) -> None:
+def test_it_takes_one_after_another_and_ends(partitioned: Run, heartbeat: WorkerHeartbeat) -> None:
     trained: list[str] = []
 
     def train(run: Run, launch: Launch, watch: object) -> None:
         assert launch.island == "north" and run.store.exists(take_key(launch.artifact, 1))
-        assert keeper.presence.holds == launch.artifact
+        assert heartbeat.state.holds == launch.artifact
         trained.append(launch.artifact)
         finish(run, launch.artifact)
 
-    assert worker(partitioned, keeper, train, []).run_to_end() == "all is finished"
+    assert worker(partitioned, heartbeat, train, []).run_to_end() == "all is finished"
     assert sorted(trained) == sorted([*partitioned.experts, ROUTER])
 
 
-def test_a_routers_training_tells_no_speed(partitioned: Run, keeper: WorkerHeartbeat) -> None:
+def test_a_routers_training_tells_no_speed(partitioned: Run, heartbeat: WorkerHeartbeat) -> None:
     def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
         attempt = claim(run.store, launch.artifact, launch.claim_fields())
         beat(attempt, 1, 10, flops_per_second=1e6 if launch.artifact == ROUTER else 7e9)
         watch([status(run, launch.artifact)])
-        assert keeper.presence.speed == (None if launch.artifact == ROUTER else 7e9)
+        assert heartbeat.state.speed == (None if launch.artifact == ROUTER else 7e9)
         finish(run, launch.artifact)
 
     for artifacts in ([ROUTER], [FIRST]):
         looks = RunObserver(partitioned, artifacts, lambda artifact: 1000.0)
-        IslandWorker(partitioned, keeper, looks, train, lambda *_: None).run_to_end()
-    assert keeper.presence.speed == 7e9
+        IslandWorker(partitioned, heartbeat, looks, train, lambda *_: None).run_to_end()
+    assert heartbeat.state.speed == 7e9
 
 
-def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, keeper: WorkerHeartbeat) -> None:
+def test_what_no_ray_is_here_for_is_left_to_others(partitioned: Run, heartbeat: WorkerHeartbeat) -> None:
     def require_room() -> None:
         raise RayAway("no Ray to join")
 
     looks = RunObserver(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
-    idle = IslandWorker(partitioned, keeper, looks, lambda *_: pytest.fail("taken"), lambda *_: None, require_room)
+    idle = IslandWorker(partitioned, heartbeat, looks, lambda *_: pytest.fail("taken"), lambda *_: None, require_room)
     with pytest.raises(RayAway, match="no Ray to join"):
         idle.run_to_end()
     assert not [each for each in partitioned.experts if partitioned.store.exists(take_key(each, 1))]
 
 
 def test_a_student_is_taken_once_its_teachers_are_finished(
-    partitioned: Run, keeper: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch
+    partitioned: Run, heartbeat: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the island says what it waits for, and leaves nothing on storage."""
     monkeypatch.setattr(run_view, "LACK_SECONDS", 0.01)
@@ -94,14 +94,14 @@ def test_a_student_is_taken_once_its_teachers_are_finished(
         finish(run, launch.artifact)
 
     looks = RunObserver(partitioned, [STUDENT], lambda _: 1000.0)
-    assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
+    assert IslandWorker(partitioned, heartbeat, looks, train, report).run_to_end() == "all is finished"
     assert trained == [STUDENT]
     assert printed[0] == f"waits: {STUDENT}: needs {partitioned.experts[0]}, which isn't finished"
     assert printed[3] == f"waits: {STUDENT}: needs {partitioned.experts[1]}, which isn't finished"
 
 
 def test_a_job_that_was_taken_over_before_it_began_is_left_for_a_while(
-    partitioned: Run, keeper: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch
+    partitioned: Run, heartbeat: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two without room would pass it to and fro."""
     monkeypatch.setattr(work, "AGAIN_SECONDS", 600.0)
@@ -123,17 +123,17 @@ def test_a_job_that_was_taken_over_before_it_began_is_left_for_a_while(
             looks.list_next()
 
     looks = RunObserver(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
-    assert IslandWorker(partitioned, keeper, looks, train, report).run_to_end() == "all is finished"
+    assert IslandWorker(partitioned, heartbeat, looks, train, report).run_to_end() == "all is finished"
     assert f"leaves {FIRST}: {FIRST} is left, taken over by worker south/0001" in printed
     assert sum(doing == f"takes {FIRST}" for doing in printed) == 1
 
 
 def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(
-    partitioned: Run, keeper: WorkerHeartbeat
+    partitioned: Run, heartbeat: WorkerHeartbeat
 ) -> None:
     """The holder's launch is asked to end; the new one begins after that."""
     store, events = partitioned.store, list[str]()
-    keeper.tell(speed=50.0)
+    heartbeat.update(speed=50.0)
     for artifact in (*partitioned.experts[1:], ROUTER):
         finish(partitioned, artifact)
     slow = Launch(FIRST, island="south")
@@ -162,13 +162,13 @@ def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(
     partitioned.store = Asked(store.url)
     looks = RunObserver(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
     printed: list[str] = []
-    worker = IslandWorker(partitioned, keeper, looks, train, lambda _, doing: printed.append(doing))
+    worker = IslandWorker(partitioned, heartbeat, looks, train, lambda _, doing: printed.append(doing))
     assert worker.run_to_end() == "all is finished"
     assert events == ["asked: taken over by worker north/0001", "ended", "trains after attempt 1"]
     assert f"takes {FIRST} over from south/0001" in printed
 
 
-def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, keeper: WorkerHeartbeat) -> None:
+def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run, heartbeat: WorkerHeartbeat) -> None:
     """Whoever else is at work: it can do nothing here."""
     tries: dict[str, int] = {}
     partitioned.store.write("islands/south/workers/0001/PRESENCE", b'{"beat": 1}')
@@ -184,12 +184,12 @@ def test_what_may_pass_is_tried_again_and_what_may_not_ends_it(partitioned: Run,
         raise kind(f"{launch.artifact}: no luck")
 
     with pytest.raises(TrainingError, match="no luck"):
-        worker(partitioned, keeper, train, printed := []).run_to_end()
+        worker(partitioned, heartbeat, train, printed := []).run_to_end()
     assert tries == {FIRST: 3} | dict.fromkeys((*partitioned.experts[1:], ROUTER), 1), printed
 
 
 def test_storage_that_is_away_is_waited_for(
-    partitioned: Run, keeper: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    partitioned: Run, heartbeat: WorkerHeartbeat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for artifact in (*partitioned.experts, ROUTER):
         finish(partitioned, artifact)
@@ -203,11 +203,11 @@ def test_storage_that_is_away_is_waited_for(
         return sizes(prefix)
 
     monkeypatch.setattr(partitioned.store, "sizes", refuse)
-    assert worker(partitioned, keeper, lambda *_: None, []).run_to_end() == "all is finished"
+    assert worker(partitioned, heartbeat, lambda *_: None, []).run_to_end() == "all is finished"
     assert capsys.readouterr().err.count("storage can't be asked, trying on: s3://lab: away") == 1
 
 
-def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run, keeper: WorkerHeartbeat) -> None:
+def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run, heartbeat: WorkerHeartbeat) -> None:
     store, refused = partitioned.store, [StorageError("denied")]
     stops.ask(store, stops.drain_key("north"), "moving day")
     launch = Launch(FIRST, island="north")
@@ -228,7 +228,7 @@ def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run,
     assert stops.asked(store, stops.launch_stop_key(launch)) == "moving day"
 
 
-def test_with_nothing_to_save_it_leaves_at_once(partitioned: Run, keeper: WorkerHeartbeat) -> None:
+def test_with_nothing_to_save_it_leaves_at_once(partitioned: Run, heartbeat: WorkerHeartbeat) -> None:
     launch = Launch(FIRST, island="north")
     stopper = work._Stopper(partitioned.store, launch, lambda: False)
     waiting = status(partitioned, FIRST)

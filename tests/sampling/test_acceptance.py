@@ -52,9 +52,7 @@ def negated_last(tensors: bytes) -> bytes:
 
 
 def test_nothing_counts_before_it_is_accepted(run: Run) -> None:
-    with pytest.raises(
-        MissingArtifact, match=r"experts/000 is finished, and nobody has accepted it yet; accept experts"
-    ):
+    with pytest.raises(MissingArtifact, match=r"experts/000 is finished, but not accepted yet; accept experts"):
         load_models(run)
     with pytest.raises(ServeError, match=r"no expert of .* is accepted yet"):
         Versions(run, None).newest()
@@ -159,7 +157,7 @@ def test_replayed_images_count_once_they_are_accepted(run: Run) -> None:
     info = info_of(replay(0))
     run.store.write(f"{replay(0)}/a.parquet", b"images")
     run.commit_records(replay(0), {"a.parquet": FileRecord.of(b"images")}, info)
-    with pytest.raises(MissingArtifact, match="replay/cluster=000 is finished, and nobody has accepted it"):
+    with pytest.raises(MissingArtifact, match="replay/cluster=000 is finished, but not accepted yet"):
         run.require(replay(0))
     assert f"ddm accept {run.url} replay 0" in describe(status(run, replay(0)), phrase)
     ended = CliRunner().invoke(main, ["accept", run.url, "replay", "0"])

@@ -1,7 +1,5 @@
 """The rooms of ddm_ray/serve: http and cluster import engine, cluster imports http, and nothing the other way."""
 
-import re
-
 import pytest
 
 from tests.test_layers import imports, modules, violations
@@ -43,22 +41,3 @@ def test_an_import_of_a_room_above_would_be_found(room: str, source: str) -> Non
 @pytest.mark.parametrize("room", ["engine", "http"])
 def test_only_cluster_knows_ray(room: str) -> None:
     assert len(violations(f"serve.{room}.thing", "from ray import serve")) == 1
-
-
-# Words for people, where processes and files are meant; "whose" of one message is a promise to clients.
-WORDS = re.compile(r"(?i:\b(?:who|whoever|whose|nobody|anew|patience)\b)|\bMOST_")
-KEPT = "strategy oracle needs images whose cluster is known: use once"
-
-
-def unclear_words(source: str) -> list[str]:
-    return [match.group() for match in WORDS.finditer(source.replace(KEPT, ""))]
-
-
-def test_prose_and_names_are_plain() -> None:
-    files = {name: file for name, file in modules().items() if name.startswith("serve.")}
-    assert {name: words for name, file in files.items() if (words := unclear_words(file.read_text()))} == {}
-
-
-@pytest.mark.parametrize("source", ["# whoever asks", '"""A host, whose port is free."""', "MOST_BYTES = 3"])
-def test_an_unclear_word_would_be_found(source: str) -> None:
-    assert len(unclear_words(source)) == 1

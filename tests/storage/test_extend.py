@@ -88,7 +88,7 @@ def test_a_router_of_samples_is_another_one_once_its_experts_are() -> None:
 
 def test_an_extension_inherits_what_is_finished_and_named_again_is_the_same(made: Run) -> None:
     extended = extend(made, parse_steps((MORE,)))
-    assert extended.goes_on == {expert(0): 300, expert(1): 300} and extended.anew == (MONOLITH,)
+    assert extended.goes_on == {expert(0): 300, expert(1): 300} and extended.begins_again == (MONOLITH,)
     run = extended.run
     assert run.base and run.base.url == made.url
     states = {each.artifact: each.state for each in survey(run)}
@@ -163,7 +163,7 @@ def test_the_command_says_where_and_status_names_both(made: Run) -> None:
     code, text = ddm("extend", made.url, MORE)
     url = f"{made.url}/extended/0001"
     assert code == 0 and "experts/000 goes on from step 300\n" in text and f"next: ddm train {url} expert 0\n" in text
-    assert "warning: monolith begins again at step 0: the state that it ended with is gone" in text
+    assert "warning: monolith begins again at step 0: its last state is gone" in text
     assert f"extended by {url}" in ddm("status", made.url)[1]
     assert f"goes on from {made.url}" in ddm("status", url)[1]
     code, text = ddm("extend", made.url, "expert.train.steps=3")

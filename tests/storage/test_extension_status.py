@@ -145,7 +145,7 @@ def test_a_look_costs_the_same_however_many_objects_there_are(made: Run, monkeyp
 
 def test_of_very_many_only_the_newest_are_looked_at(made: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [extend(made, parse_steps((f"expert.train.steps={steps}",))).run for steps in (400, 500, 600)]
-    monkeypatch.setattr(extension_status, "MOST", 2)
+    monkeypatch.setattr(extension_status, "MAX_READ", 2)
     assert extension_statuses(made)[0] == ExtensionStatus(runs[0].url)
     assert words(made) == {"0001": "", "0002": "experts: 2 waiting", "0003": "experts: 2 waiting"}
     assert f"extended by {runs[0].url}, a run of its own" in ddm("status", made.url)

@@ -59,16 +59,16 @@ def test_files_of_150_million_rows_are_read_as_they_were_written(run: Run) -> No
 
 def test_a_list_is_no_object_for_each_file(run: Run) -> None:
     """Of Python's, that is: Arrow has it as it is stored."""
-    manifest = written(run.store, dict(parts(5 * listing.MOST_NAMED)))
+    manifest = written(run.store, dict(parts(5 * listing.MAX_NAMED)))
     tracemalloc.start()
     every = with_all_files(run, manifest).files
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 5 * listing.MOST_NAMED < len(every) * 2
+    assert held < 5 * listing.MAX_NAMED < len(every) * 2
 
 
 def test_few_files_are_named_as_they_always_were(store: Store) -> None:
-    files = dict(parts(listing.MOST_NAMED))
+    files = dict(parts(listing.MAX_NAMED))
     manifest = written(store, files)
     assert manifest.files == {**files, "null_text.safetensors": FileRecord.of(b"null")}
     assert list_of(manifest) is None
@@ -81,7 +81,7 @@ def test_a_list_is_written_just_if_it_can_be_read(
 ) -> None:
     store = Store(str(tmp_path_factory.mktemp("store")))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(listing, "MOST_NAMED", most)
+        patched.setattr(listing, "MAX_NAMED", most)
         allowed = not any(_refused(each) for each in files)
         try:
             manifest = written(store, files)
@@ -134,7 +134,7 @@ def test_what_is_no_list_is_refused_by_name(data: bytes) -> None:
 
 @pytest.mark.parametrize("break_it", [lambda path: path.unlink(), lambda path: path.write_bytes(table())])
 def test_a_list_that_is_gone_or_another_is_refused(run: Run, break_it: Callable[[Path], object]) -> None:
-    manifest = written(run.store, dict(parts(listing.MOST_NAMED + 1)))
+    manifest = written(run.store, dict(parts(listing.MAX_NAMED + 1)))
     break_it(Path(run.url) / ROWS / str(list_of(manifest)))
     with pytest.raises(
         CorruptArtifact, match=r"rows/_files/[0-9a-f]{16}.parquet: .*; delete .*/rows and make rows again"

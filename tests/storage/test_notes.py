@@ -12,10 +12,10 @@ from ddm_ray.jobs.describe import describe
 from ddm_ray.jobs.job_files import list_jobs
 from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.status import status, survey
-from ddm_ray.parsing import MOST_DEPTH, parse_object
+from ddm_ray.parsing import MAX_DEPTH, parse_object
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
-from ddm_ray.watch.gauges import values_of
+from ddm_ray.watch.gauges import gauge_values
 from tests.storage.artifacts import save_state
 from tests.storage.jobs import TOLD, beat
 
@@ -36,7 +36,7 @@ def test_a_field_of_a_heartbeat_of_another_type_is_absent(partitioned: Run, fiel
             assert type(read) in kinds and read == value and (isinstance(read, str) or abs(read) < 1e300)
         observed = status(partitioned, JOB)
         assert observed.state == "begun" and "\n" not in describe(observed)
-        assert all(isinstance(number, float | int) for number in values_of(observed).values())
+        assert all(isinstance(number, float | int) for number in gauge_values(observed).values())
 
 
 @pytest.mark.parametrize("value", ODD)
@@ -58,8 +58,8 @@ def test_depth_has_an_end() -> None:
     def nested(levels: int) -> bytes:
         return b'{"a":' * levels + b"1" + b"}" * levels
 
-    assert parse_object(nested(MOST_DEPTH))
-    for data in (nested(MOST_DEPTH + 1), nested(10**5), b"[" * 10**5, b"[1]", b"", b"\xff", b'{"a":' + b"9" * 5000):
+    assert parse_object(nested(MAX_DEPTH))
+    for data in (nested(MAX_DEPTH + 1), nested(10**5), b"[" * 10**5, b"[1]", b"", b"\xff", b'{"a":' + b"9" * 5000):
         with pytest.raises(ValueError, match=r"^[^\n]+$"):
             parse_object(data)
 

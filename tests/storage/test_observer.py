@@ -17,7 +17,7 @@ from ddm_ray.jobs.status import SILENT_SECONDS, Status, status
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
-from ddm_ray.watch.gauges import values_of
+from ddm_ray.watch.gauges import gauge_values
 from tests.storage.jobs import beat, fail
 
 DAY = 86400
@@ -156,10 +156,10 @@ def test_no_living_job_is_silent_and_no_dead_one_lives(
             (seen,) = observer.look(now + offset)
             if alive:
                 assert not seen.may_be_dead
-                assert values_of(seen).get("ddm_silent_seconds", 0.0) <= 15
+                assert gauge_values(seen).get("ddm_silent_seconds", 0.0) <= 15
             elif now - max(gone, noticed) > patience + 2 * tick:  # it may have looked just before the last beat
                 assert seen.silent and seen.seconds_left is None
-                assert values_of(seen)["ddm_silent_seconds"] > patience
+                assert gauge_values(seen)["ddm_silent_seconds"] > patience
 
         for pause, life, away in lives:
             attempt: Attempt = claim(run.store, job)

@@ -10,7 +10,16 @@ from ddm_ray import cli
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.status import survey
 from ddm_ray.run.chunk_records import PLAN
-from ddm_ray.run.garbage import CHUNKS, MILESTONES, STATES, UNFINISHED, UNFINISHED_SECONDS, WEIGHTS, delete, leftovers
+from ddm_ray.run.garbage import (
+    CHUNKS,
+    MILESTONES,
+    STATES,
+    UNFINISHED,
+    UNFINISHED_SECONDS,
+    WEIGHTS,
+    delete_garbage,
+    leftovers,
+)
 from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert
 from ddm_ray.run.manifest import NAME, Identity
 from ddm_ray.run.run import Run
@@ -69,7 +78,7 @@ def test_what_nothing_needs_is_listed_and_goes(run: Run) -> None:
     states = sum(len(data) for key, data in before.items() if key.startswith(f"{DONE}/attempts/0002/state/"))
     assert left == {(DONE, STATES): (2, states), (DONE, WEIGHTS): (1, 70), (ROWS, CHUNKS): (1, 20)}
     assert objects(run) == before
-    delete(run, leftovers(run))
+    delete_garbage(run, leftovers(run))
     after = objects(run)
     gone = before.keys() - after.keys()
     assert after.items() <= before.items() and len(gone) == 4
@@ -80,13 +89,13 @@ def test_what_nothing_needs_is_listed_and_goes(run: Run) -> None:
 
 
 def test_milestones_go_if_that_is_asked_for_and_no_evaluation_may_measure_them(run: Run) -> None:
-    delete(run, leftovers(run))
+    delete_garbage(run, leftovers(run))
     run.store.write(f"{evaluation('demo')}/{PLAN}", b"{}")
     assert leftovers(run, milestones=True) == []
     run.store.delete(evaluation("demo"))
     (left,) = leftovers(run, milestones=True)
     assert (left.artifact, left.what, left.files) == (DONE, MILESTONES, 2)
-    delete(run, [left])
+    delete_garbage(run, [left])
     assert not run.store.sizes(f"{DONE}/attempts/0002/weights")
     assert run.store.sizes(f"{BEGUN}/attempts/0002/weights")
     require_undamaged(run)
@@ -105,7 +114,7 @@ def test_files_of_killed_writers_go_a_day_later(made: Run, tmp_path: Path) -> No
             os.utime(path, (0, os.stat(path).st_mtime - UNFINISHED_SECONDS - 10))
     (left,) = leftovers(run)
     assert (left.what, left.files, left.bytes) == (UNFINISHED, 2, 20)
-    delete(run, [left])
+    delete_garbage(run, [left])
     assert not old.exists() and not obstores.exists()
     assert new.exists() and begun.exists() and ours.exists()
     require_undamaged(run)

@@ -31,7 +31,7 @@ PLACEMENT = TrainPlacement(checkpoint_steps=3, milestone_steps=6)
 def train(folder: Path) -> None:
     """A refusal of storage ends the process in a way of its own."""
     try:
-        local.train(str(folder), [EXPERT], PLACEMENT)
+        local.train_locally(str(folder), [EXPERT], PLACEMENT)
     except StorageError as error:
         print(f"StorageError: {error}", file=sys.stderr, flush=True)
         os._exit(REFUSED)

@@ -14,5 +14,5 @@ from tests.data.rows import commit_rows
 if __name__ == "__main__":
     run = commit_rows(sys.argv[1], tuple(json.loads(sys.argv[2])))
     partition(run)
-    local.train(run.url, graph.wanted_of(run.config, [graph.MONOLITH]))
+    local.train_locally(run.url, graph.wanted_of(run.config, [graph.MONOLITH]))
     print(run.url)

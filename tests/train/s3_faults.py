@@ -227,7 +227,7 @@ def main() -> None:
             print(f"{time.strftime('%X')} {task['url']}", file=sys.stderr, flush=True)
             artifact, retry_policy = Artifact(task.get("artifact", EXPERT)), RetryPolicy(**task["retry_policy"])
             placement = TrainPlacement.model_validate(task.get("placement", PLACEMENT.model_dump()))
-            local.train(task["url"], [artifact], placement, retry_policy)
+            local.train_locally(task["url"], [artifact], placement, retry_policy)
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 

@@ -10,7 +10,7 @@ from ddm_ray.jobs.describe import describe
 from ddm_ray.jobs.observer import survey_once
 from ddm_ray.jobs.status import Status
 from ddm_ray.store.store import Store
-from ddm_ray.watch.gauges import values_of
+from ddm_ray.watch.gauges import gauge_values
 from tests.conftest import ROOT, wait_for
 from tests.random_run import make_data
 from tests.storage.jobs import age
@@ -23,7 +23,7 @@ real, (url, job, offset) = time.time, sys.argv[1:]
 time.time = lambda: real() + float(offset)
 from ddm_ray.run.graph import Artifact
 from ddm_ray.train import local
-local.train(url, [Artifact(job)])
+local.train_locally(url, [Artifact(job)])
 """
 
 
@@ -60,7 +60,7 @@ def test_who_lives_is_seen_by_any_clock(tmp_path: Path) -> None:
             wait_for(lambda job=job: (heartbeat(run.store, job) or {}).get("phase") == "training", 120, log.read_text)
         for living in jobs(survey_once(run)):
             assert living.state == "begun" and not living.may_be_dead, describe(living)
-            assert values_of(living)["ddm_silent_seconds"] < 10
+            assert gauge_values(living)["ddm_silent_seconds"] < 10
         for job, offset in offsets.items():
             wait_for(lambda job=job: events(run.store, job), 60, log.read_text)
             assert abs(events(run.store, job)[0].wall_time - time.time() - offset) < DAY / 2, "its clock is off"
@@ -73,7 +73,7 @@ def test_who_lives_is_seen_by_any_clock(tmp_path: Path) -> None:
         clock = Clock()
         for dead in jobs(survey_once(run, clock, clock.sleep)):
             assert dead.silent and dead.seconds_left is None, describe(dead)
-            assert values_of(dead)["ddm_silent_seconds"] > 10
+            assert gauge_values(dead)["ddm_silent_seconds"] > 10
 
 
 def events(store: Store, job: str) -> list:

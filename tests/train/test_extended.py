@@ -68,7 +68,7 @@ def begun_with_more(world_of_one: None, tmp_path_factory: pytest.TempPathFactory
 def test_it_equals_a_run_begun_with_more_steps(trained: Run, begun_with_more: Run, artifact: Artifact) -> None:
     before = files_of(trained)
     extended = extend(trained, parse_steps(LONGER))
-    assert extended.goes_on == dict.fromkeys((OTHER, EXPERT, ROUTER, MONOLITH), 12) and not extended.anew
+    assert extended.goes_on == dict.fromkeys((OTHER, EXPERT, ROUTER, MONOLITH), 12) and not extended.begins_again
     run = extended.run
     assert run.url == f"{trained.url}/extended/0001" and run.fingerprint == begun_with_more.fingerprint
     train(run, artifact)

@@ -49,7 +49,7 @@ class Terminal:
 Attempt.beat, sys.stderr = beat_and_tell, Terminal()
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
 try:
-    local.train(sys.argv[1], [Artifact("experts/001")], TrainPlacement(checkpoint_steps=4))
+    local.train_locally(sys.argv[1], [Artifact("experts/001")], TrainPlacement(checkpoint_steps=4))
     error = None
 except DDMError as refused:
     error = refused.to_fields()

@@ -58,7 +58,7 @@ class VerifiedFile:
 
     @contextmanager
     def opened(self) -> Iterator[str]:
-        """Open the file as `open` does, and yield its path, for libraries that copy less when they open it themselves."""
+        """Open the file as `open` does, and yield its path: some libraries copy less if they open it themselves."""
         with self.open() as file:
             yield f"/dev/fd/{file.fileno()}"
 

@@ -17,7 +17,7 @@ from ddm_ray.data.schema import DUPLICATES, TRAIN, to_parquet
 from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sources.named import named_source
 from ddm_ray.errors import DataError
-from ddm_ray.jobs.versions import versions
+from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.remedies import Give
 from ddm_ray.run.info import Reason, RowsInfo
 from ddm_ray.run.listing import named_or_listed
@@ -111,7 +111,7 @@ def commit(
         ignored=plan.ignored,
         reasons=_reasons(records),
         networks=networks_of(chunks, plan),
-        versions=versions(),
+        versions=installed_versions(),
         credit=named.credit if named else None,
     )
     files = named_or_listed(chunks.store, artifact, (record.part for record in records if record.part), others)

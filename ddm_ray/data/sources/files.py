@@ -15,7 +15,7 @@ from pyarrow import NativeFile, fs
 from ddm_ray.data.sources.patterns import expand_braces, is_wild, regular
 from ddm_ray.data.sources.registry import SOURCES
 from ddm_ray.errors import DataError
-from ddm_ray.spelling import nearest
+from ddm_ray.spelling import closest_match
 from ddm_ray.store.refusals import as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
@@ -295,7 +295,7 @@ def _near(path: str) -> str:
     if os.path.isdir(folder or "/"):
         with suppress(OSError):
             beside = [entry for entry in os.listdir(folder or "/") if not _hidden(entry)]
-            guess = nearest(name, [*beside, *SOURCES])
+            guess = closest_match(name, [*beside, *SOURCES])
             if guess is not None:
                 return f"; did you mean {f'{folder}/{guess}' if guess in beside else SOURCES[guess].forms[0]}?"
             return ""

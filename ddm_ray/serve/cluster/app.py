@@ -7,7 +7,7 @@ from ray import serve
 from ray.serve import Application
 
 from ddm_ray.errors import RunError, ServeError
-from ddm_ray.ray_session import gpus
+from ddm_ray.ray_session import cluster_gpus
 from ddm_ray.run.graph import PARTITION
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.devices import AUTO
@@ -77,7 +77,7 @@ def build_app(args: ServeArgs) -> Application:
 
 def on_its_device(args: ServeArgs) -> ServeArgs:
     """The arguments with the device that "auto" means on the connected Ray."""
-    return args.model_copy(update={"device": "cuda" if gpus() else "cpu"}) if args.device == AUTO else args
+    return args.model_copy(update={"device": "cuda" if cluster_gpus() else "cpu"}) if args.device == AUTO else args
 
 
 def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:

@@ -27,7 +27,7 @@ def is_alive(overview: DeploymentStatusOverview) -> bool:
 
 def is_lacking(overview: DeploymentStatusOverview) -> bool:
     """True if no replica can answer, though one should: the deployment neither sleeps nor is being woken."""
-    # A deployment whose last replica has died is UNHEALTHY until the next one is ready. A controller that has just
+    # After the death of its last replica a deployment is UNHEALTHY until the next one is ready. A controller that has just
     # started reports UPDATING without replicas until it has read how many there should be.
     unknown = overview.status == "UPDATING" and not overview.replica_states
     return not is_alive(overview) and overview.status not in ASLEEP and not unknown

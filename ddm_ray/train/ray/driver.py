@@ -1,4 +1,4 @@
-"""A driver process for each training. It runs Ray Train as a Ray job, so that Ray frees its resources when it ends.
+"""A driver process for each training job. It runs Ray Train as a Ray job, so that Ray frees its resources at its end.
 
 The processes are forked from a server that loads libraries once for all trainings of a command.
 """

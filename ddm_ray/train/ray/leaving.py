@@ -1,4 +1,4 @@
-"""Notices that a worker has to save a state and leave: its node goes, or there is room for one more worker."""
+"""Notices that a worker has to save a state and leave: its node is preempted, or there is room for one more worker."""
 
 import threading
 import time

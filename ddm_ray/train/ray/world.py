@@ -23,7 +23,7 @@ def job_environment(placement: TrainPlacement) -> dict[str, Any]:
 
 
 def choose_interface() -> None:
-    """Have gloo use the network interface at which Ray knows this node; called at the start of each process.
+    """Make gloo use the network interface at which Ray knows this node. Called at the start of each process.
 
     By default gloo uses the interface of the host's own name, which other nodes may not reach.
     """
@@ -38,7 +38,7 @@ def choose_interface() -> None:
 
 
 def alone(use_gpu: bool) -> None:
-    """Have a world of one meet in this process, with gloo listening on this machine alone.
+    """Make a world of one meet in this process, with gloo listening on this machine only.
 
     TorchConfig's store listens on all addresses, so that any machine could write to it.
     """

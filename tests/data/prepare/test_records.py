@@ -35,7 +35,7 @@ from ddm_ray.data.texts import read_null_text
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
 from ddm_ray.jobs.describe import describe
 from ddm_ray.jobs.status import status
-from ddm_ray.jobs.versions import versions
+from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.run.chunk_records import ChunkKey
 from ddm_ray.run.graph import ROWS, owner_rows
@@ -117,7 +117,7 @@ def test_a_chunk_is_a_part_and_parts_are_in_the_sources_order(tmp_path: Path) ->
         "ignored": {},
         "reasons": [],
         "networks": {},
-        "versions": versions(),
+        "versions": installed_versions(),
     }
 
 
