@@ -63,7 +63,10 @@ DEEPSPEED = {"train.deepspeed_setup"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.
 RAY = {
     *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.machines"),
-    *(f"train.ray.{name}" for name in ("launch", "driver", "fit", "leaving", "preloaded", "recovery", "room", "world")),
+    *(
+        f"train.ray.{name}"
+        for name in ("launch", "driver", "fit", "leaving", "losses_of_workers", "preloaded", "room", "world")
+    ),
     *(f"serve.cluster.{name}" for name in ("app", "codec", "direct_ingress", "expert_replica", "ingress", "mixture")),
     *(f"serve.cluster.{name}" for name in ("remote_runner", "replicas", "server")),
 }

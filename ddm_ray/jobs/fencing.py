@@ -13,7 +13,7 @@ from ddm_ray.errors import Preempted, Superseded, TrainingError
 from ddm_ray.jobs.attempts import CLAIM, Attempt, claimed, read_failure
 from ddm_ray.jobs.job_files import JobFiles
 from ddm_ray.jobs.job_status import JobStatus
-from ddm_ray.jobs.judge import Lease, Sightings, judge, takes_over
+from ddm_ray.jobs.judge import Lease, Sightings, has_overtaken, judge
 from ddm_ray.jobs.launches import Launch, attempts_of, place_of
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.manifest import NAME
@@ -68,7 +68,7 @@ class Fence:
         leases = [self._lease(self._attempt(number)) for number in newer]
         verdicts = judge(self._job, leases, self._seen, self._clock())
         for lease in leases:
-            if takes_over(self._job, lease, self._seen):
+            if has_overtaken(self._job, lease, self._seen):
                 claims = {number: self._attempt(number).claim() for number in newer}
                 launches = {str(claim["launch"]) for claim in claims.values() if claim.get("launch")}
                 done = self._store.exists(f"{self._job}/{NAME}")

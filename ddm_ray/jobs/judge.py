@@ -63,7 +63,7 @@ def sight_of(job: str, number: int) -> str:
     return f"{job}/{number}"
 
 
-def takes_over(job: str, lease: Lease, seen: Sightings) -> bool:
+def has_overtaken(job: str, lease: Lease, seen: Sightings) -> bool:
     """True if the attempt supersedes those before it: it has saved a state, or was observed doing steps.
 
     Its counter isn't enough, since it changes before training begins.
@@ -86,5 +86,5 @@ def judge(job: str, leases: Sequence[Lease], seen: Sightings, now: float) -> dic
             verdicts[lease.number] = "dead"
         else:
             verdicts[lease.number] = "alive" if seen.changed(name) else "silent"
-        overtaken = overtaken or takes_over(job, lease, seen)
+        overtaken = overtaken or has_overtaken(job, lease, seen)
     return verdicts

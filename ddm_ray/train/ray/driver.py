@@ -129,7 +129,7 @@ def _drive(job: tuple[str, str, Launch, TrainPlacement], variables: Mapping[str,
         os.dup2(sink.fileno(), 2)
     from ddm_ray.ray_session import ray_job
     from ddm_ray.train.ray.fit import trainer
-    from ddm_ray.train.ray.recovery import cancel_reservation, reason_of_loss
+    from ddm_ray.train.ray.losses_of_workers import cancel_reservation, reason_of_loss
     from ddm_ray.train.ray.world import job_environment
 
     (address, run_url, launch, placement), server = job, os.getppid()
@@ -157,7 +157,7 @@ def _fit(training: Any) -> TryResult:
     import ray
     from ray.train import ControllerError
 
-    from ddm_ray.train.ray.recovery import cancel_reservation, found_no_room, reason_of_loss
+    from ddm_ray.train.ray.losses_of_workers import cancel_reservation, found_no_room, reason_of_loss
 
     try:
         training.fit()

@@ -21,7 +21,7 @@ from ddm_ray.store.retries import LONG_RETRIES
 from ddm_ray.store.store import Store
 from ddm_ray.train.ranks import backend
 from ddm_ray.train.ray.leaving import LeaveNotice, WorkerDrained
-from ddm_ray.train.ray.recovery import innermost, reason_of_loss
+from ddm_ray.train.ray.losses_of_workers import innermost, reason_of_loss
 from ddm_ray.train.ray.world import COLLECTIVE_SECONDS, alone
 
 

@@ -26,7 +26,7 @@ from ddm_ray.train.ray import driver
 from ddm_ray.train.ray.driver import Driver, TryResult
 from ddm_ray.train.ray.fit import FailureBudgetCallback
 from ddm_ray.train.ray.leaving import WorkerDrained
-from ddm_ray.train.ray.recovery import found_no_room, innermost
+from ddm_ray.train.ray.losses_of_workers import found_no_room, innermost
 
 JOB = Artifact("experts/000")
 # Ray's ids are random: in processes that are forked from one that has drawn some, the next ones are the same.
