@@ -27,8 +27,8 @@ def is_alive(overview: DeploymentStatusOverview) -> bool:
 
 def is_lacking(overview: DeploymentStatusOverview) -> bool:
     """True if no replica can answer, though one should: the deployment neither sleeps nor is being woken."""
-    # After the death of its last replica a deployment is UNHEALTHY until the next one is ready. A controller that has just
-    # started reports UPDATING without replicas until it has read how many there should be.
+    # After the death of its last replica a deployment is UNHEALTHY until the next one is ready. A controller that has
+    # just started reports UPDATING without replicas until it has read how many there should be.
     unknown = overview.status == "UPDATING" and not overview.replica_states
     return not is_alive(overview) and overview.status not in ASLEEP and not unknown
 
