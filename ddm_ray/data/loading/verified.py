@@ -58,7 +58,7 @@ class VerifiedFile:
 
     @contextmanager
     def opened(self) -> Iterator[str]:
-        """Open the file as `open` does, and yield its path: some libraries copy less if they open it themselves."""
+        """Open the file as `open` does, and yield its path: some libraries copy less when they open it themselves."""
         with self.open() as file:
             yield f"/dev/fd/{file.fileno()}"
 
@@ -131,7 +131,7 @@ def _remove_empty(note: Path) -> None:
 
 
 def _lasts(stamp: Stamp | None, began: int) -> bool:
-    """True if the next change will show: the last change was earlier than one clock tick before reading began."""
+    """True if the next change will show: the last change was before the clock tick in which reading began."""
     return stamp is not None and began - max(stamp[-2:]) > SETTLED_NS and _ours(stamp)
 
 
