@@ -111,7 +111,7 @@ def test_a_killed_command_is_finished_by_the_next(made: Run) -> None:
 
 def test_without_the_last_state_it_is_refused(made: Run) -> None:
     made.store.delete(f"{expert(1)}/attempts/0002/state")
-    with pytest.raises(MissingArtifact, match=r"experts/001 has finished, and the state.*is gone.*init_from"):
+    with pytest.raises(MissingArtifact, match=r"experts/001 has finished, and its last state is gone.*init_from"):
         extend(made, parse_steps((MORE,)))
     for job in (*made.experts, ROUTER):
         made.store.delete_one(f"{job}/{NAME}")
@@ -165,7 +165,7 @@ def test_the_command_says_where_and_status_names_both(made: Run) -> None:
     assert code == 0 and "experts/000 goes on from step 300\n" in text and f"next: ddm train {url} expert 0\n" in text
     assert "warning: monolith begins again at step 0: its last state is gone" in text
     assert f"extended by {url}" in ddm("status", made.url)[1]
-    assert f"goes on from {made.url}" in ddm("status", url)[1]
+    assert f"continues {made.url}, and shares its rows and partition" in ddm("status", url)[1]
     code, text = ddm("extend", made.url, "expert.train.steps=3")
     assert code == 1 and text == "error: expert.train.steps is 300 already, and 3 aren't more\n"
     assert extensions(made) == [url]
