@@ -139,6 +139,7 @@ _TRAIN_CONSTANTS, _SERVE_CONSTANTS = "ray.train.v2._internal.constants", "ray.se
 _COUNTERS = "Ray serves its counters on all addresses, without a token"
 SETTINGS = (
     Setting("RAY_ADDRESS", "ray._private.ray_constants", "a command starts a private Ray"),
+    Setting("RAY_API_SERVER_ADDRESS", "ray._private.ray_constants", "a script's job goes to another cluster"),
     Setting("RAY_AUTH_MODE", CORE, "a Ray answers requests without a token"),
     Setting("RAY_AUTH_TOKEN", CORE, "a Ray doesn't start"),
     Setting("RAY_AUTH_TOKEN_PATH", CORE, "a Ray doesn't start"),

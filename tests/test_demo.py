@@ -5,13 +5,14 @@ import os
 import shutil
 import signal
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from ddm_ray.cli import demo, main
+from ddm_ray.cli import main
 from ddm_ray.jobs.attempts import claimed, heartbeat
 from ddm_ray.run.graph import MONOLITH, ROUTER, evaluation, expert
 from ddm_ray.run.run import Run
@@ -91,10 +92,11 @@ def test_demo_survives_ctrl_c_and_a_killed_worker(tmp_path: Path) -> None:
 
 
 def test_the_first_command_after_it_makes_the_others_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    activation = import_module("ddm_ray.cli.demo")._activation  # `ddm_ray.cli.demo` is the command
     monkeypatch.setenv("PATH", str(BIN))
-    assert demo._activation() is None
+    assert activation() is None
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    line = demo._activation()
+    line = activation()
     assert line is not None
     located = subprocess.run(f"{line} && command -v ddm", shell=True, capture_output=True, text=True, check=True)
     assert Path(located.stdout.strip()) == BIN / "ddm"

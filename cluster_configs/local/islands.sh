@@ -21,7 +21,7 @@ end() {
   [ -e "$folder/$number.pid" ] || return 0
   if alive "$number"; then
     kill -TERM -- "-$(cat "$folder/$number.pid")" || true
-    for _ in {1..75}; do alive "$number" || break; sleep 0.2; done
+    for _ in {1..150}; do alive "$number" || break; sleep 0.2; done
     ! alive "$number" || kill -KILL -- "-$(cat "$folder/$number.pid")" || true
   fi
   temp=$(readlink "$HOME/.ddm/island-$number/ray" || true)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+END_SECONDS = 10  # which the command has to end by itself; Ray would wait longer for its jobs
 
 
 def own_children() -> list[int]:
@@ -23,8 +24,10 @@ def main() -> int:
     ctypes.CDLL(None, use_errno=True).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Descriptors stay open below: a lock that the caller holds by one lasts until all is ended.
     command = subprocess.Popen(sys.argv[1:], close_fds=False)
+    # The command gets these, too, as one of this process group.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # the command gets it, too, as one of this process group
+        signal.signal(number, lambda *_: signal.alarm(END_SECONDS))
+    signal.signal(signal.SIGALRM, lambda *_: command.kill())
     status = None
     while status is None:
         pid, ended = os.wait()

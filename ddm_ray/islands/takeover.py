@@ -1,4 +1,4 @@
-"""A take-over: the worker that has taken a job asks the previous launch to end, and waits for that."""
+"""A take-over: the worker that has taken a job asks earlier launches to end, and waits for the living attempt."""
 
 import time
 from collections.abc import Callable
@@ -15,18 +15,24 @@ from ddm_ray.run.run import Run
 
 
 class TakeOver:
-    """Asks the last launch of a job to end, for the worker of this id. A living attempt saves its state first."""
+    """Asks the launches of a job to end that may have or begin an attempt, for the worker of this id.
+
+    A living attempt saves its state first.
+    """
 
     def __init__(self, run: Run, job: OpenJob, worker_id: str, clock: Callable[[], float] = time.monotonic):
         self._run, self._job, self._clock = run, job, clock
         self._attempt: Attempt | None = None
         self._seen, self._began = Sightings(), clock()
         files = list_jobs(run.store, [job.artifact])[job.artifact]
-        if files.last_launch:
-            launch = Launch(job.artifact, files.last_launch[0])
-            ask(run.store, launch_stop_key(launch), f"taken over by worker {worker_id}")
-        if job.holder and files.attempts:  # a job without a holder has an expired lease
-            self._attempt = Attempt(run.store, job.artifact, files.attempts[-1])
+        newest = max(files.attempts, default=0)
+        attempt = Attempt(run.store, job.artifact, newest)
+        # All of them: which one began last only their clocks could tell.
+        launches = {*files.launched_after(newest), *files.launches & {str(attempt.claim().get("launch"))}}
+        for launch_id in launches:
+            ask(run.store, launch_stop_key(Launch(job.artifact, launch_id)), f"taken over by worker {worker_id}")
+        if job.holder and newest:  # a job without a holder has an expired lease
+            self._attempt = attempt
 
     @property
     def done(self) -> bool:

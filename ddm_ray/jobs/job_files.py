@@ -83,6 +83,11 @@ class JobFiles:
         after, launch = max(((int(match["after"]), match["launch"]) for match in matches), default=(0, ""))
         return (launch, after) if launch else None
 
+    @property
+    def launches(self) -> set[str]:
+        """Ids of all launches."""
+        return {match["launch"] for key in self.sizes if (match := _BEGUN.fullmatch(key))}
+
     def launched_after(self, attempt: int) -> list[str]:
         """Ids of the launches that began when that attempt was the newest."""
         matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))

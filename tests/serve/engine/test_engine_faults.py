@@ -27,7 +27,7 @@ def test_an_error_at_the_end_of_one_is_its_own(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):
         engine.tick()
     with monkeypatch.context() as patch:
-        patch.setattr("ddm_ray.serve.engine.batch_engine.require_finite", broken)
+        patch.setattr("ddm_ray.serve.engine.batch_engine.require_finite_result", broken)
         engine.tick()
     run(engine)
     with pytest.raises(RuntimeError, match="CUDA error"):
