@@ -124,7 +124,7 @@ class RunObserver:
     def _holder(self, known: Status, living: Sequence[WorkerState], by_id: Mapping[str, WorkerState]) -> str:
         """Id of the job's worker, or words on an attempt that no living worker holds; "" if the job is free."""
         artifact, job, silence = known.artifact, known.job, known.silent_seconds or 0.0
-        take = self._take(artifact)
+        take = self.newest_take(artifact)
         worker = by_id.get(take.get("worker", ""))
         if worker is not None and worker in living and worker.holds == artifact:
             # The lease begins with the take. Earlier silence is that of the previous holder.
@@ -145,7 +145,7 @@ class RunObserver:
         words = f"attempt {job.attempt}{job.place}" if job.attempt else "a launch that begins"
         return words + (f", silent for {duration(silence)}" if known.silent else "")
 
-    def _take(self, artifact: Artifact) -> dict[str, Any]:
+    def newest_take(self, artifact: Artifact) -> dict[str, Any]:
         """The newest take of the job: ids of its worker and launch; empty if there is none, or if it can't be read."""
         number = self._files[artifact].takes
         if number and (artifact, number) not in self._read_takes:

@@ -157,12 +157,13 @@ class IslandWorker:
         try:
             # Written before the take, since other workers list takes first and read heartbeats afterwards.
             self._heartbeat.update(holds=artifact, waits="")
+            before = self._observer.newest_take(artifact)
             take = json.dumps({"worker": self._heartbeat.id, "launch": begun.id}).encode()
             if not store.create(take_key(artifact, self._observer.takes(artifact) + 1), take):
                 return False
             self._report(view.statuses, f"takes {artifact}" + (f" over from {job.holder}" if job.holder else ""))
-            before = TakeOver(self._run, job, self._heartbeat.id)
-            while not before.done:
+            take_over = TakeOver(self._run, job, self._heartbeat.id, before)
+            while not take_over.done:
                 stopper.require_none()
                 time.sleep(self._idle)
             with noted(store, begun) as launch:

@@ -7,7 +7,7 @@ from ddm_ray.islands.work import MAX_AGAIN_SECONDS
 from ddm_ray.islands.worker_heartbeat import LEASE_SECONDS
 from ddm_ray.jobs.job_status import START_SECONDS
 from ddm_ray.jobs.launches import Launch
-from ddm_ray.jobs.stops import ask, drain_key, stop_key, take_back
+from ddm_ray.jobs.stops import ask, drain_key, launch_stop_key, stop_key, take_back
 from ddm_ray.run.graph import Artifact
 from tests.islands.pretend_storage import DAY, STEPS, TICK, UNSEEN, PretendRun, Training
 from tests.islands.pretend_workers import Intent, Island, Liar, Process
@@ -82,8 +82,8 @@ class Fleet:
     def _require_free(self, process: Process, intent: Intent) -> None:
         """Raise AssertionError for a take of what the worker must have seen to be stopped, trained, or not ready.
 
-        Trained: by a worker that was never frozen, from which it doesn't take it over, or by hand. Also where it should
-        stand by an older worker.
+        Trained: by hand; or by a worker that was never frozen, and isn't asked to end since the job was taken over. Also
+        where it should stand by an older worker.
         """
         artifact, unseen = intent.artifact, intent.looked - UNSEEN
         assert self.stopped.get(artifact, inf) > unseen, f"{process.id} takes {artifact}, which is stopped"
@@ -92,7 +92,11 @@ class Fleet:
         for each in self.everybody:
             older = each.island is process.island and each.id < process.id and each.awake
             assert not older or each.woke > unseen, f"{process.id} takes a job beside {each.id}"
-        held = [(training, intent.looked - TICK) for each, training in self.at_work if each.id != intent.job.holder]
+        held = [
+            (training, intent.looked - TICK)
+            for each, training in self.at_work
+            if each.id != intent.job.holder and not self.run.store.exists(launch_stop_key(training.launch))
+        ]
         for training, since in [*held, *((each, unseen) for each in self.hands)]:
             if training.artifact == artifact and training.since < since and training.stands:
                 raise AssertionError(f"{process.id} takes {artifact}, trained by {training.launch}")

@@ -136,20 +136,26 @@ class Process:
         millis = int(1000 * (self._own + 2 * DAY))
         launch = Launch(artifact, f"{millis:011x}{self._chance.getrandbits(32):08x}", self.island.name)
         self._speak(artifact)
+        before = self._board.newest_take(artifact)
         if not self.run.take(artifact, self._board.takes(artifact) + 1, self.id, launch):
             self._release()
             return
         self._taken(self, intent)
         self.gone = self.ends == "taking"
         if not self.gone:
-            self._taking = launch, TakeOver(self.run, intent.job, self.id, lambda: self._own)
+            self._taking = launch, TakeOver(self.run, intent.job, self.id, before, lambda: self._own)
             self.moves += bool(intent.job.holder)
             self._begin(now)
 
     def _begin(self, now: float) -> None:
         """Launch what was taken, once the launch before it has ended."""
-        launch, before = self._taking
-        if not before.done:
+        launch, take_over = self._taking
+        if error := StopRequests(self.run.store, launch.artifact, launch).look():
+            self._failures.add(launch.artifact, error, self._own)
+            self._taking = None
+            self._release()
+            return
+        if not take_over.done:
             return
         self._taking = None
         self.training = Training(self.run, launch, now)
