@@ -82,7 +82,7 @@ class Fleet:
     def _require_free(self, process: Process, intent: Intent) -> None:
         """Raise AssertionError for a take of what the worker must have seen to be stopped, trained, or not ready.
 
-        Trained: by hand; or by a worker that was never frozen, and isn't asked to end since the job was taken over. Also
+        Trained: by hand; or by a worker that was never frozen, and is not asked to end by a taker. Also
         where it should stand by an older worker.
         """
         artifact, unseen = intent.artifact, intent.looked - UNSEEN
