@@ -236,7 +236,7 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
     assert claim["island"] == first and claim["job"].startswith("raysubmit_")
     # What it does now it writes after the expert's end.
     wait_for(lambda: bool(re.match(f"{first} +(trains router|waits: )", by_storage(listing))), 120)
-    copied = by_storage(copying, DST=f"{brought.folder}/copy")
+    copied = by_storage(copying, DST=f"{brought.home}/copy")
     assert re.search(r"^experts/000: .*, \d+ of \d+ files written$", copied, re.MULTILINE)
     assert claimed(run.store, expert(1)) == []
 
