@@ -272,7 +272,9 @@ def test_a_lost_head_leaves_nothing_and_comes_back(brought: Islands) -> None:
         printed = brought.up()
         assert f"island {first} runs already\n" in printed and f"island {third} runs already\n" in printed
         assert f"island {second} runs\n" in printed
-        assert not [pid for pid in lost if command(pid) == commands[pid]] and not temp.exists()
+        # A process that was ending has no command, as one that has ended.
+        left = {pid: commands[pid] for pid in lost if commands[pid] and command(pid) == commands[pid]}
+        assert not left and not temp.exists(), left
         assert [brought.pid(first), brought.pid(third)] == [before[0], before[2]]
         # At the same address, with another token; the jobs of before are forgotten.
         until([supervisor], "running", name, 1)
