@@ -22,7 +22,7 @@ VELOCITY = np.dtype(
     + [("lean", np.float64, (HISTORY,)), ("moves", np.float64, (HISTORY + 1, HISTORY + 1))]
     + [("step", np.int64), ("starts", np.bool_), ("ends", np.bool_)]
 )
-"""One velocity v of a trajectory. It is asked for at `t`, and at x moved by `lean` times the velocities before it.
+"""One velocity v of a trajectory. It is evaluated at `t`, and at x moved by `lean` times the velocities before it.
 
 x then becomes `keep` x + moves[n] times v and the velocities before it + `noise` z; n of these may be used, since all
 others are from before history restarted. Velocities before are in order, the latest first. `step`: the number of its

@@ -25,7 +25,7 @@ class SolverStep:
 class Stage:
     """One velocity v of a step of width h = t_next - t; v_1, v_2 ... are the velocities before it, the latest first.
 
-    v is asked for at t + at h and x + h (lean_1 v_1 + lean_2 v_2 ...). Then x becomes
+    v is evaluated at t + at h and x + h (lean_1 v_1 + lean_2 v_2 ...). Then x becomes
     keep x + h (move_0 v + move_1 v_1 ...) + noise z, z standard normal. `moves` has one `move` for each number of
     velocities before that may be used, the last for all that are more: where experts switch, history restarts.
     """

@@ -1,7 +1,7 @@
 """The loop of an island's worker: look at storage, take a job, train it, look again, until all is finished.
 
-A take is a file with the next number, which storage creates for one worker only. The worker that takes a job asks the
-launch of the previous take to save its state and end, and waits for that before it begins.
+A take is a file with the next number, which storage creates for one worker only. The worker that takes a job asks
+earlier launches to end, and begins once a living attempt has saved its state.
 """
 
 import json
@@ -173,8 +173,8 @@ class IslandWorker:
         except RayError:
             raise
         except (Stopped, Superseded) as error:
-            if not stopper.trained:
-                # Otherwise two islands without room would take the job in turns.
+            if error.passes and not stopper.trained:
+                # Taken over before it began. Otherwise two islands without room would take the job in turns.
                 self._failures.add(artifact, error, time.monotonic())
             self._report(view.statuses, f"leaves {artifact}: {error}")
             time.sleep(self._idle)

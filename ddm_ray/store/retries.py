@@ -78,7 +78,7 @@ class RetryPolicy:
     """Time for which a request is repeated while a store doesn't answer. All times are in seconds.
 
     With `denials`, denied requests are repeated, too, since a revoked key may come back. A store that has never
-    allowed a request is asked for at most `first_denials` seconds. obstore itself repeats a request `repeats` times
+    allowed a request is repeated for at most `first_denials` seconds. obstore itself repeats a request `repeats` times
     within seconds, during which Ctrl-C has no effect. Longer waits happen here; each request is signed again.
     """
 

@@ -3,6 +3,7 @@
 No optimizer makes the host wait for its device.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ Scalars = tuple[Tensor, ...]
 Betas = tuple[float, float]
 
 
-class ShardOptimizer(torch.optim.Optimizer):
+class ShardOptimizer(torch.optim.Optimizer, ABC):
     """Optimizer of fp32 shards of parameters, as DeepSpeed passes them. The EMA is sharded in the same way.
 
     A kind of optimizer names its `moments`. Each is a tensor of the parameter's shape, which is saved and resumed at
@@ -47,14 +48,14 @@ class ShardOptimizer(torch.optim.Optimizer):
         self._compiled_update = torch.compile(step_and_ema, dynamic=False) if compiled else None
         self.norm = torch.zeros((), dtype=torch.float64)
 
+    @abstractmethod
     def scalars(self, group: dict[str, Any], step: Tensor) -> Scalars:
         """Numbers of this step, counted from 1, as tensors on its device: as numbers they would be compiled again."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def updated(value: Tensor, gradient: Tensor, moments: Moments, scalars: Scalars, betas: Betas) -> Moments:
-        """The value, and its moments, after a step; what is given stays as it is. Made to be compiled."""
-        raise NotImplementedError
+        """The value, and its moments, after a step; the arguments don't change. Written to be compiled."""
 
     @torch.no_grad()
     def materialise(self, shards: Iterable[Tensor]) -> None:

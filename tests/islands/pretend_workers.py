@@ -188,7 +188,7 @@ class Process:
         if error:
             if isinstance(error, Stopped):
                 training.save()
-            if training.attempt is None and artifact not in self.run.committed:
+            if error.passes and training.attempt is None and artifact not in self.run.committed:
                 self._failures.add(artifact, error, self._own)
             training.end(error)
             self._release()

@@ -128,6 +128,32 @@ def test_a_job_that_was_taken_over_before_it_began_is_left_for_a_while(
     assert sum(doing == f"takes {FIRST}" for doing in printed) == 1
 
 
+def test_a_job_that_was_stopped_before_it_began_is_taken_again_once_that_is_allowed(
+    partitioned: Run, heartbeat: WorkerHeartbeat
+) -> None:
+    printed: list[str] = []
+    tries = 0
+
+    def train(run: Run, launch: Launch, watch: Callable[[list[Status]], None]) -> None:
+        nonlocal tries
+        tries += launch.artifact == FIRST
+        if launch.artifact == FIRST and tries == 1:
+            stops.ask(run.store, stops.stop_key(FIRST), "its rows are wrong")
+            while True:  # until it looks
+                watch([status(run, FIRST)])
+        finish(run, launch.artifact)
+
+    def report(statuses: list[Status], doing: str) -> None:
+        printed.append(doing)
+        if doing.startswith("waits: "):
+            stops.take_back(partitioned.store, stops.stop_key(FIRST))
+            looks.list_next()
+
+    looks = RunObserver(partitioned, [*partitioned.experts, ROUTER], lambda artifact: 1000.0)
+    assert IslandWorker(partitioned, heartbeat, looks, train, report).run_to_end() == "all is finished"
+    assert tries == 2 and any("its rows are wrong" in doing for doing in printed)
+
+
 def test_a_job_is_taken_over_once_its_slow_holder_has_saved_and_ended(
     partitioned: Run, heartbeat: WorkerHeartbeat
 ) -> None:
