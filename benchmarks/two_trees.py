@@ -2,6 +2,8 @@
 
     python benchmarks/two_trees.py --before COMMIT [--repeats N] [--measure prepare photos ...] [--json PATH]
 
+Each tree runs its own copy of this script, since names differ. A measure must do the same work in both.
+
 prepare: 4,000 small images drawn as PNG; photos: 200 JPEGs of 2 megapixels; loader: batches of a shard whose row groups
 are read again and again; state: training states of 64 MiB, of which two are kept; start: a training of one step, from
 the beginning of its process; steps: one of 300 steps of a DiT of width 128; host: processor seconds of 100 steps of 28
@@ -137,9 +139,7 @@ def host(folder: Path) -> float:
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     train = TrainConfig.model_validate({"steps": 1, "global_batch": 2, "precision": "bf16"})
     size = {"image_size": 4, "channels": 1, "num_classes": 10, "patch_size": 2, "width": 16, "depth": 28, "heads": 2}
-    # Older trees call it otherwise.
-    of = getattr(placement, "TrainPlacement", None) or placement.Placement  # type: ignore[attr-defined]
-    engine = Engine(DiT(**size), train, of())
+    engine = Engine(DiT(**size), train, placement.TrainPlacement())
     x_BCHW, label_B = torch.randn(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64)
     batch, weight_B = Batch(x_BCHW, x_BCHW.clone(), torch.rand(2), label_B, label_B), torch.full((2,), 0.5)
     for step in range(110):
@@ -188,7 +188,7 @@ def main() -> None:
                 for turn in range(arguments.repeats):
                     for tree in sorted(seconds, reverse=bool(turn % 2)):
                         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-                        side = [sys.executable, __file__, "--side", name]
+                        side = [sys.executable, str(tree / "benchmarks/two_trees.py"), "--side", name]
                         done = subprocess.run(side, env=environment, cwd=tree, capture_output=True, text=True)
                         if done.returncode:
                             sys.exit(f"{tree}: {done.stderr[-2000:]}")
