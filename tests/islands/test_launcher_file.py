@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ddm_ray.run.graph import ROUTER
 from tests.conftest import BIN, ROOT, wait_for
+from tests.jobs.attempts import finish
 from tests.random_run import make_data
-from tests.storage.jobs import finish
 
 AWAY = "{jobs: 'http://127.0.0.1:1'}"
 

@@ -7,7 +7,7 @@ import pytest
 from ddm_ray.islands.list_workers import WorkerTable
 from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat
 from ddm_ray.store.store import Store
-from tests.storage.conftest import requests
+from tests.run.conftest import requests
 
 __all__ = ["requests"]
 

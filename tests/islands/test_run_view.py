@@ -14,7 +14,7 @@ from ddm_ray.jobs.launches import Launch
 from ddm_ray.run.graph import ROUTER, Artifact, shard
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
-from tests.storage.jobs import beat, fail, finish
+from tests.jobs.attempts import beat, fail, finish
 
 FIRST, SECOND = Artifact("experts/000"), Artifact("experts/001")
 ME = WorkerState("me/0001", beat=1)

@@ -18,7 +18,7 @@ from ddm_ray.jobs.status import Status, status
 from ddm_ray.run.graph import ROUTER, STUDENT, Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
-from tests.storage.jobs import beat, fail, finish
+from tests.jobs.attempts import beat, fail, finish
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
 FIRST = Artifact("experts/000")

@@ -20,8 +20,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.watch.gauges import Gauges
 from ddm_ray.watch.loop import trained
 from tests.conftest import BIN, heed_ctrl_c, wait_for
+from tests.jobs.attempts import beat, fail, finish
 from tests.random_run import make_data, make_run
-from tests.storage.jobs import beat, fail, finish
 from tests.watch.hooks import hook_server
 
 

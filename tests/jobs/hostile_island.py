@@ -16,9 +16,9 @@ from ddm_ray.run.graph import ROUTER, evaluation, expert, replay
 from ddm_ray.run.manifest import NAME, FileRecord, sha256
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import seal
+from tests.jobs.attempts import beat, fail
 from tests.random_run import make_run
-from tests.storage.artifacts import save_state, write_and_commit
-from tests.storage.jobs import beat, fail
+from tests.run.artifacts import save_state, write_and_commit
 
 VICTIM = expert(0)
 ISLAND = "islands/north"

@@ -14,7 +14,7 @@ from ddm_ray.run.manifest import FileRecord, Identity, Manifest
 from ddm_ray.store.disk import UNFINISHED
 from ddm_ray.store.store import Store
 from tests.published import publish_weights
-from tests.storage.artifacts import flip_bit, save_state
+from tests.run.artifacts import flip_bit, save_state
 
 JOB = Artifact("experts/000")
 IDENTITY = Identity({"expert": {"train": {"steps": 300}}}, {"partition/shards/cluster=000": "0f1e"})

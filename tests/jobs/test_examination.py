@@ -12,8 +12,8 @@ from ddm_ray.islands.checks import CHECKS
 from ddm_ray.run.graph import PARTITION, ROWS, shard
 from ddm_ray.run.run import Run
 from tests.data.s3 import BUCKET, s3_server
+from tests.run.artifacts import flip_bit
 from tests.s3_wire import Fault, Request, Wire, leading_through
-from tests.storage.artifacts import flip_bit
 
 NAMES = [each.__name__ for each in CHECKS]
 

@@ -9,7 +9,7 @@ from ddm_ray.jobs.job_files import JobFiles, list_jobs
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.manifest import NAME
 from ddm_ray.store.store import Store
-from tests.storage.jobs import beat, fail, publish, save
+from tests.jobs.attempts import beat, fail, publish, save
 
 JOBS = [Artifact(path) for path in ("experts/000", "experts/001", "experts/1000", "router")]
 

@@ -21,7 +21,7 @@ from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import RUN_FILE, Run
 from tests.data.appended import make_base, make_data, write_digits
 from tests.random_run import make_run, publish_models
-from tests.storage.artifacts import save_state
+from tests.run.artifacts import save_state
 from tests.store_meter import StoreMeter
 
 MORE = ("expert.train.steps=400",)

@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 from tests.data.s3 import s3_server, upload
 from tests.infos import commit_written, info_of
 from tests.published import publish_weights
-from tests.storage.artifacts import flip_bit, write_and_commit
+from tests.run.artifacts import flip_bit, write_and_commit
 
 EXPERT = expert(1)
 EMA = {"ema.safetensors": 2**30}

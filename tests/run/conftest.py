@@ -8,7 +8,7 @@ import pytest
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.run.graph import PARTITION, ROWS, shard
 from ddm_ray.run.run import Run
-from tests.storage.artifacts import write_and_commit
+from tests.run.artifacts import write_and_commit
 from tests.store_meter import StoreMeter
 
 

@@ -12,7 +12,7 @@ from ddm_ray.jobs.status import Status
 from ddm_ray.jobs.versions import differences
 from ddm_ray.run.graph import Artifact, expert
 from ddm_ray.run.run import Run
-from tests.storage.jobs import TOLD, beat, fail
+from tests.jobs.attempts import TOLD, beat, fail
 
 OLD, NEW = {"python": "3.11.9", "torch": "2.7.1"}, {"python": "3.11.9", "torch": "2.8.0"}
 

@@ -17,7 +17,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from tests.conftest import wait_for
 from tests.infos import commit_written, info_of
-from tests.storage.artifacts import save_state
+from tests.run.artifacts import save_state
 
 NUM_KILLS = 20
 

@@ -15,7 +15,7 @@ from ddm_ray.jobs.job_files import JobFiles, list_jobs
 from ddm_ray.jobs.launches import FailureBudget, Launch, LaunchReader, attempts_of, failures_in_a_row, has_given_up
 from ddm_ray.run.graph import Artifact, expert
 from ddm_ray.store.store import Store
-from tests.storage.jobs import beat, save
+from tests.jobs.attempts import beat, save
 
 JOB = Artifact("experts/000")
 

@@ -14,7 +14,7 @@ from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.status import Status
 from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store
-from tests.storage.jobs import beat, fail, publish, save
+from tests.jobs.attempts import beat, fail, publish, save
 
 JOB = Artifact("experts/001")
 

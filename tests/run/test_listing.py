@@ -19,7 +19,7 @@ from ddm_ray.run.manifest import FileRecord, Identity, Manifest, read_manifest, 
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import RECORD_BYTES
 from ddm_ray.store.store import Store
-from tests.storage.test_manifest import name, record
+from tests.run.test_manifest import name, record
 
 MANY = 600_000
 hostile = st.sampled_from(["", "..", "../x", "a/../b", "/a", "a//b", "a\x1b[2J", "x" * 256, "y/" * 600 + "y"])

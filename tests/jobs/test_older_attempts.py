@@ -16,7 +16,7 @@ from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from ddm_ray.watch.events import Events
-from tests.storage.jobs import beat, fail, save
+from tests.jobs.attempts import beat, fail, save
 
 JOB = expert(1)
 

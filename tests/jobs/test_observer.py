@@ -18,7 +18,7 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from ddm_ray.watch.gauges import gauge_values
-from tests.storage.jobs import beat, fail
+from tests.jobs.attempts import beat, fail
 
 DAY = 86400
 

@@ -26,7 +26,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from tests.published import publish_weights
 from tests.random_run import make_run
-from tests.storage.artifacts import save_state
+from tests.run.artifacts import save_state
 
 DONE, BEGUN = expert(0), expert(1)
 STRAY = "part-000000-000001-0123abcd.parquet"

@@ -15,7 +15,7 @@ from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, exp
 from ddm_ray.run.manifest import SCHEMA, FileRecord, canonical, sha256
 from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
-from tests.storage.artifacts import flip_bit, write_and_commit
+from tests.run.artifacts import flip_bit, write_and_commit
 
 ALL = (ROWS, PARTITION, shard(1), expert(1), ROUTER, MONOLITH, evaluation("demo"))
 

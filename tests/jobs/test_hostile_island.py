@@ -33,7 +33,7 @@ from ddm_ray.store.checksummed import RECORD_BYTES
 from ddm_ray.watch.events import Events
 from ddm_ray.watch.gauges import Gauges
 from tests.conftest import BIN
-from tests.storage.hostile_island import CONTROLS, ISLAND, VICTIM, make_hostile_run, mutate
+from tests.jobs.hostile_island import CONTROLS, ISLAND, VICTIM, make_hostile_run, mutate
 from tests.store_meter import StoreMeter
 
 FEW, MANY = 200, 10_000

@@ -26,7 +26,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from ddm_ray.watch.events import Events
 from tests.conftest import ddm
-from tests.storage.jobs import beat, fail
+from tests.jobs.attempts import beat, fail
 
 JOB = expert(0)
 AWAY = RayAway("no Ray to join at head:6379: refused", Give("address", "name another Ray"))

@@ -26,8 +26,8 @@ from ddm_ray.run.graph import PARTITION, REPORT, ROUTER, ROWS, Artifact, owner_r
 from ddm_ray.run.run import Run
 from ddm_ray.spelling import duration
 from tests.conftest import wait_for
-from tests.storage.artifacts import write_and_commit
-from tests.storage.jobs import age, beat, fail, publish, save
+from tests.jobs.attempts import age, beat, fail, publish, save
+from tests.run.artifacts import write_and_commit
 
 JOB = Artifact("experts/001")
 

@@ -13,7 +13,7 @@ from ddm_ray.jobs.fencing import Fence, require_standing
 from ddm_ray.jobs.launches import Launch
 from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store
-from tests.storage.jobs import beat, fail, save
+from tests.jobs.attempts import beat, fail, save
 
 JOB = Artifact("experts/001")
 

@@ -20,7 +20,7 @@ from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.store.checksummed import seal
 from ddm_ray.store.store import Store
 from tests.random_run import make_run
-from tests.storage.artifacts import save_state
+from tests.run.artifacts import save_state
 
 DATA = {"rows", "partition", "references", "beginnings"}
 MORE = "expert.train.steps=400"

@@ -16,8 +16,8 @@ from ddm_ray.parsing import MAX_DEPTH, parse_object
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.watch.gauges import gauge_values
-from tests.storage.artifacts import save_state
-from tests.storage.jobs import TOLD, beat
+from tests.jobs.attempts import TOLD, beat
+from tests.run.artifacts import save_state
 
 JOB = Artifact("experts/001")
 BEAT = {"beat": 1, "step": 75, "steps": 300, **TOLD}

@@ -9,8 +9,8 @@ from ddm_ray.run.graph import PARTITION, REPORT, ROWS, Artifact, shard
 from ddm_ray.run.manifest import FileRecord, Identity, Manifest
 from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
-from tests.storage.artifacts import write_and_commit
-from tests.storage.jobs import beat, fail
+from tests.jobs.attempts import beat, fail
+from tests.run.artifacts import write_and_commit
 
 ATTEMPTS, RANKS, STATES, CURVES = 3, 8, 2, 4
 RECORDS = ("weights", "adam-mean", "adam-square", "ema")
