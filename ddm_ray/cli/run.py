@@ -44,7 +44,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     from ddm_ray.config import load_recipe
     from ddm_ray.data.prepare.stage import require_known_sizes
     from ddm_ray.data.sources import absolute_name, open_source
-    from ddm_ray.run.graph import beginnings_of
+    from ddm_ray.run.inputs import beginnings_of
     from ddm_ray.run.run import Run
 
     config = load_recipe(recipe, settings)

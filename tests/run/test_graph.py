@@ -15,16 +15,15 @@ from ddm_ray.run.graph import (
     ROUTER,
     ROWS,
     Artifact,
-    artifacts,
     evaluation,
     expert,
-    inputs,
     owner_rows,
     shard,
     trained_of,
 )
 from ddm_ray.run.identity import fields_of
 from ddm_ray.run.info import Info
+from ddm_ray.run.inputs import artifacts, inputs
 from ddm_ray.run.manifest import Identity, Manifest
 from tests.infos import info_of
 
