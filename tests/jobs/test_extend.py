@@ -1,5 +1,6 @@
 """What can be extended, what is refused by a line that says why, and what an extension has of its base."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -165,7 +166,13 @@ def test_the_command_says_where_and_status_names_both(made: Run) -> None:
     assert code == 0 and "experts/000 goes on from step 300\n" in text and f"next: ddm train {url} expert 0\n" in text
     assert "warning: monolith begins again at step 0: its last state is gone" in text
     assert f"extended by {url}" in ddm("status", made.url)[1]
+    assert f"extended by {url}" in ddm("watch", made.url, "--once")[1]
     assert f"continues {made.url}, and shares its rows and partition" in ddm("status", url)[1]
+    shown = json.loads(ddm("status", made.url, "--json")[1])
+    known = [shown[name] for name in ("run", "name", "base", "appends", "extensions")]
+    assert known == [made.url, made.config.name, None, 0, [url]]
+    states = {each["artifact"]: (each["state"], each["done"]) for each in shown["artifacts"]}
+    assert states["experts/000"] == ("finished", 1.0) and states["student"] == ("waiting", 0.0)
     code, text = ddm("extend", made.url, "expert.train.steps=3")
     assert code == 1 and text == "error: expert.train.steps is 300 already, and 3 aren't more\n"
     assert extensions(made) == [url]
