@@ -17,7 +17,7 @@ from ddm_ray.run.run import Run
 from tests.jobs.attempts import beat, fail, finish
 
 FIRST, SECOND = Artifact("experts/000"), Artifact("experts/001")
-ME = WorkerState("me/0001", beat=1)
+ME = WorkerState(id="me/0001", beat=1)
 
 
 class Eye:
@@ -179,13 +179,13 @@ def test_the_oldest_living_worker_of_an_island_works(eye: Eye) -> None:
     eye.beat("south/0001")
     eye.beat("south/0002")
     assert [worker.id for worker in eye.look().workers] == ["south/0001", ME.id]
-    second = eye.observer.look(WorkerState("me/0002", beat=1))
+    second = eye.observer.look(WorkerState(id="me/0002", beat=1))
     assert second.ahead is None, "the first has no note"
     eye.beat("me/0001", host="n7")
-    ahead = eye.observer.look(WorkerState("me/0002", beat=1)).ahead
+    ahead = eye.observer.look(WorkerState(id="me/0002", beat=1)).ahead
     assert ahead is not None and (ahead.id, ahead.host) == ("me/0001", "n7")
     eye.now += LEASE_SECONDS + 1
-    assert eye.observer.look(WorkerState("me/0002", beat=1)).ahead is None
+    assert eye.observer.look(WorkerState(id="me/0002", beat=1)).ahead is None
     assert not eye.run.store.exists(f"islands/me/workers/0001/{HEARTBEAT}"), "nobody has to read it again"
 
 
@@ -227,7 +227,7 @@ def test_a_damaged_heartbeat_is_no_sign_of_life(eye: Eye) -> None:
 
 def test_what_may_not_be_deleted_ends_nobody(eye: Eye, monkeypatch: pytest.MonkeyPatch) -> None:
     eye.beat("me/0001")
-    later = WorkerState("me/0002", beat=1)
+    later = WorkerState(id="me/0002", beat=1)
     eye.observer.look(later)
 
     def refuse(key: str) -> None:

@@ -82,7 +82,7 @@ def test_whatever_a_note_says_is_read_by_type(fields: object) -> None:
 )
 def test_a_damaged_note_is_that_of_a_worker_of_whom_nothing_is_known(store: Store, data: bytes) -> None:
     store.write("islands/north/workers/0001/PRESENCE", data)
-    assert read_workers(store) == [WorkerState("north/0001")]
+    assert read_workers(store) == [WorkerState(id="north/0001")]
 
 
 def test_other_files_are_no_workers(store: Store) -> None:

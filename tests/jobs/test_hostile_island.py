@@ -95,7 +95,7 @@ def looked_on(run: Run, statuses: list[Status], verb: str) -> dict[str, str]:
     registry.register(gauges)
     generate_latest(registry)
     board = RunObserver(run, [*run.experts, ROUTER], lambda artifact: 1e3)
-    view = board.look(WorkerState("me/0001", beat=1))
+    view = board.look(WorkerState(id="me/0001", beat=1))
     rows = WorkerTable(run.store, 0.0).rows(0.0)
     claimed(run.store, VICTIM)
     list(saved_states(run.store, VICTIM))
