@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -119,19 +118,6 @@ def _other_value(_: Run, path: Path, random: Random) -> None:
     rewrite(path, change)
 
 
-def _without_loss(_: Run, path: Path, random: Random) -> None:
-    name, value = random.choice(("loss", "step", "weights", "error", "launch")), random.choice((*ODD_VALUES, KeyError))
-
-    def change(body: Any) -> None:
-        fields = body.get("info", body)
-        if value is KeyError:
-            fields.pop(name, None)
-        else:
-            fields[name] = value
-
-    rewrite(path, change)
-
-
 def rewrite(path: Path, change: Callable[[Any], None]) -> None:
     """Replace JSON by what a change makes of it, with a right checksum if it had one; leave other files alone."""
     try:
@@ -148,17 +134,6 @@ def rewrite(path: Path, change: Callable[[Any], None]) -> None:
 def _deep(_: Run, path: Path, random: Random) -> None:
     brackets = random.choice(((b"[", b"]"), (b'{"a":', b"}")))
     path.write_bytes(brackets[0] * 10**5 + b"1" + brackets[1] * random.choice((0, 10**5)))
-
-
-def _deep_inside(_: Run, path: Path, random: Random) -> None:
-    deep: Any = 1
-    for _level in range(random.choice((40, 70, 300))):
-        deep = {"a": deep}
-    rewrite(path, lambda body: body.update({random.choice(list(body)): deep}))
-
-
-def _digits(_: Run, path: Path, random: Random) -> None:
-    path.write_bytes(b'{"step": ' + b"9" * random.choice((400, 5000)) + b"}")
 
 
 def _huge(_: Run, path: Path, random: Random) -> None:
@@ -182,17 +157,6 @@ def _other_bytes(_: Run, path: Path, random: Random) -> None:
 def _pipe(_: Run, path: Path, random: Random) -> None:
     path.unlink()
     os.mkfifo(path)
-
-
-def _socket(_: Run, path: Path, random: Random) -> None:
-    path.unlink()
-    here = os.getcwd()
-    os.chdir(path.parent)  # a socket's path has 107 letters at most
-    try:
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(path.name)
-    finally:
-        os.chdir(here)
 
 
 def _link(run: Run, path: Path, random: Random) -> None:
@@ -268,16 +232,12 @@ def _finished(run: Run, path: Path, random: Random) -> None:
 
 CHANGES = (
     *(_other_value,) * 5,
-    _without_loss,
     _deep,
-    _deep_inside,
-    _digits,
     _huge,
     _truncated,
     _flipped,
     _other_bytes,
     _pipe,
-    _socket,
     _link,
     _folder,
     _gone,

@@ -10,7 +10,7 @@ from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.jobs.attempts import Attempt, SavedState, claim, claimed, heartbeat, saved_states
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.info import StateInfo
-from ddm_ray.run.manifest import FileRecord, Identity, Manifest
+from ddm_ray.run.manifest import FileRecord, Identity
 from ddm_ray.store.disk import UNFINISHED
 from ddm_ray.store.store import Store
 from tests.published import publish_weights
@@ -48,15 +48,6 @@ def test_numbers_are_claimed_in_turn(store: Store) -> None:
     assert json.loads(store.read(f"{JOB}/attempts/0003/CLAIM")).keys() == {"host", "pid", "id"}
 
 
-def test_a_number_that_a_rival_took_meanwhile_is_left_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    claim(store, JOB)
-    before = store.read(f"{JOB}/attempts/0001/CLAIM")
-    with monkeypatch.context() as at_once:
-        at_once.setattr("ddm_ray.jobs.attempts.claimed", lambda *_: [])
-        assert claim(store, JOB).number == 2
-    assert store.read(f"{JOB}/attempts/0001/CLAIM") == before
-
-
 def test_claiming_ends_where_storage_denies_what_it_lists(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("ddm_ray.jobs.attempts.RIVAL_SECONDS", 0.0)
@@ -85,13 +76,6 @@ def test_the_heartbeat_is_the_newest_attempts(store: Store) -> None:
     assert heartbeat(store, JOB) == {"step": 4, "attempt": 2}
     second.beat({"step": 5})
     assert heartbeat(store, JOB) == {"step": 5, "attempt": 2}
-
-
-@pytest.mark.parametrize("content", [b"", b'{"step": ', b"[1]", b"\xff"])
-def test_a_damaged_heartbeat_is_no_sign_of_life(store: Store, content: bytes) -> None:
-    attempt = claim(store, JOB)
-    store.write(f"{JOB}/attempts/0001/HEARTBEAT", content)
-    assert attempt.last_beat() == {} and heartbeat(store, JOB) is None
 
 
 def test_states_come_newest_attempt_first_then_latest_step(store: Store) -> None:
@@ -271,13 +255,3 @@ def test_a_saved_state_costs_no_more_after_hundreds_of_attempts(
     assert all(heads == 0 for *_, heads in asked)
     if kind == "bucket":
         assert asked[1] == asked[2] and asked[2][0] <= 3
-
-
-def test_weights_are_published_below_the_attempt(store: Store) -> None:
-    attempt = claim(store, JOB)
-    prefix, manifest = publish_weights(attempt, 300, IDENTITY, {"ema.safetensors": b"ema"})
-    assert prefix == "attempts/0001/weights/step-000000300"
-    written = store.read(f"{JOB}/{prefix}/_MANIFEST.json")
-    assert Manifest.from_json(written, "there") == manifest
-    assert manifest.files["ema.safetensors"].bytes == 3
-    assert steps_found(store) == []

@@ -3,7 +3,6 @@
 from collections import Counter
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,9 @@ from tests.jobs.attempts import beat, fail, save
 JOB = Artifact("experts/001")
 
 
-@pytest.fixture(params=["disk", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "run") if request.param == "disk" else "memory:///")
+@pytest.fixture
+def store() -> Store:
+    return Store("memory:///")
 
 
 def number_of(fence: Fence) -> int | None:
@@ -129,14 +128,6 @@ def test_one_that_saved_a_state_and_beats_trains_on(store: Store) -> None:
     save(newer, 5)
     with pytest.raises(Superseded, match="trains on"):
         require_standing(store, launch, sleep=lambda _: beat(newer, 1, 5))
-
-
-def test_a_claim_and_a_heartbeat_too_deep_to_read_are_none(store: Store) -> None:
-    attempt = claim(store, JOB)
-    for name in ("CLAIM", "HEARTBEAT"):
-        store.write(f"{attempt.prefix}/{name}", b"[" * 2**20)
-    assert attempt.claim() == {}
-    assert attempt.last_beat() == {}
 
 
 def begun(store: Store, launch: Launch, saved: bool = False) -> None:

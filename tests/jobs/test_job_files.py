@@ -1,7 +1,5 @@
 """What the names of a job's files say, for one job and for many by one listing."""
 
-from pathlib import Path
-
 import pytest
 
 from ddm_ray.jobs.attempts import claim
@@ -14,9 +12,9 @@ from tests.jobs.attempts import beat, fail, publish, save
 JOBS = [Artifact(path) for path in ("experts/000", "experts/001", "experts/1000", "router")]
 
 
-@pytest.fixture(params=["disk", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "run") if request.param == "disk" else "memory:///")
+@pytest.fixture
+def store() -> Store:
+    return Store("memory:///")
 
 
 def test_nothing_is_there_yet(store: Store) -> None:

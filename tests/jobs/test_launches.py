@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from ddm_ray.errors import CorruptArtifact, StorageError, TrainingError
 from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, claim
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
-from ddm_ray.jobs.launches import FailureBudget, Launch, LaunchReader, attempts_of, failures_in_a_row, has_given_up
+from ddm_ray.jobs.launches import FailureBudget, Launch, LaunchReader, failures_in_a_row, has_given_up
 from ddm_ray.run.graph import Artifact, expert
 from ddm_ray.store.store import Store
 from tests.jobs.attempts import beat, save
@@ -54,11 +53,6 @@ def test_workers_and_controllers_spend_one_budget(
             assert json.loads(store.read(launch.given_up_key))["error"] == f"{who} died"
             return
     assert not has_given_up(files_of(store), launch.id)
-
-
-def test_a_launch_has_a_budget_of_its_own(store: Store) -> None:
-    assert FailureBudget(store.url, Launch(JOB), 0).spend("lost")
-    assert not FailureBudget(store.url, Launch(JOB), 1).spend("lost")
 
 
 def test_running_out_of_memory_does_not_count_while_fewer_rows_can_be_taken(store: Store) -> None:
@@ -110,14 +104,6 @@ def test_running_out_of_memory_counts_where_its_excuse_cannot_be_written(store: 
     (Path(store.url) / JOB / "launches").write_bytes(b"")
     budget = FailureBudget(store.url, Launch(JOB), 0)
     assert budget.spend("no memory") and budget.refusal
-
-
-def test_an_attempt_belongs_to_the_launch_that_its_claim_names() -> None:
-    launch = Launch(JOB, island="lab", job="02000000")
-    assert launch.claim_fields() == {"launch": launch.id, "island": "lab", "job": "02000000"}
-    assert Launch(JOB, "4f").claim_fields() == {"launch": "4f"}
-    claims: dict[int, dict[str, Any]] = {3: launch.claim_fields(), 1: launch.claim_fields(), 2: {"launch": "4f"}, 4: {}}
-    assert attempts_of(launch.id, claims) == [1, 3] and attempts_of("4f", claims) == [2]
 
 
 def write_failure(store: Store, attempt: int, final: bool, kind: str = "CorruptArtifact") -> None:

@@ -5,15 +5,18 @@ import re
 import socket
 import subprocess
 import sys
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ddm_ray.cli import main
 from ddm_ray.cli.fixes import phrase
-from ddm_ray.errors import ConfigError, DDMError, RayAway, StorageError
+from ddm_ray.errors import ConfigError, DDMError, RayAway
+from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.describe import describe, line
 from ddm_ray.jobs.judge import Sightings
@@ -23,23 +26,29 @@ from ddm_ray.jobs.status import status
 from ddm_ray.remedies import Give
 from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
-from ddm_ray.store.store import Store
 from ddm_ray.watch.events import Events
-from tests.conftest import ddm
 from tests.jobs.attempts import beat, fail
 
 JOB = expert(0)
 AWAY = RayAway("no Ray to join at head:6379: refused", Give("address", "name another Ray"))
 
 
-def launch(run: Run, error: BaseException | None = None, island: str = "north") -> None:
-    """A launch that ends before its first attempt, by an error or as if it were killed."""
+def launch(
+    run: Run, error: BaseException | None = None, island: str = "north", meanwhile: Callable[[Launch], object] = str
+) -> None:
+    """A launch that is ended by an error, or as if it were killed; before its first attempt, but for `meanwhile`."""
     begun = Launch(JOB, island=island, job="raysubmit_7")
     if error is None:
         noted(run.store, begun).__enter__()
         return
-    with pytest.raises(type(error)), noted(run.store, begun):
-        raise error
+
+    def train() -> None:
+        with noted(run.store, begun):
+            meanwhile(begun)
+            raise error
+
+    with pytest.raises(type(error)):
+        train()
 
 
 def assert_matches(pattern: str, text: str) -> None:
@@ -49,15 +58,6 @@ def assert_matches(pattern: str, text: str) -> None:
 def text_of(run: Run) -> tuple[str, str]:
     seen = status(run, JOB)
     return seen.state, describe(seen, phrase)
-
-
-def test_a_launch_without_an_attempt_is_named(run: Run) -> None:
-    launch(run)
-    state, text = text_of(run)
-    assert state == "waiting"
-    assert text.startswith("starting: launched on island north, host ") and text.endswith(
-        ", job raysubmit_7, no attempt yet"
-    )
 
 
 @pytest.mark.parametrize(
@@ -100,26 +100,6 @@ def test_what_ended_it_before_its_first_attempt_is_told_with_what_mends_it(run: 
     assert text_of(run)[0] == "begun"
 
 
-def test_any_error_is_told_but_ctrl_c_leaves_nothing(run: Run) -> None:
-    launch(run, ModuleNotFoundError("No module named 'deepspeed'"))
-    assert text_of(run)[1].startswith("failed: No module named 'deepspeed', launched on island north")
-    run.store.delete(f"{JOB}/launches")
-    launch(run, KeyboardInterrupt())
-    assert text_of(run) == ("waiting", "waiting") and run.store.sizes(JOB) == {}
-
-
-def test_ctrl_c_while_storage_is_away_is_ctrl_c(run: Run) -> None:
-    def train() -> None:
-        with noted(run.store, Launch(JOB)):
-            folder = Path(run.url) / JOB
-            folder.rename(f"{folder}-aside")
-            folder.symlink_to(folder)  # a loop: nothing below can be asked for
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train()
-
-
 def test_launches_in_vain_leave_no_more_than_their_places(run: Run) -> None:
     living = Launch(JOB, island="north")
     noted(run.store, living).__enter__()
@@ -154,46 +134,46 @@ def test_launches_that_are_killed_leave_no_more_than_the_last(run: Run) -> None:
     assert {living.begun_key, elsewhere.begun_key} < left and len(left) == 3
 
 
-@pytest.mark.parametrize("pid", [None, "7", -1, 0, 2**40, True])
-def test_a_record_with_no_process_in_it_is_left(run: Run, pid: object) -> None:
-    record = {"island": "north", "host": socket.gethostname(), "pid": pid}
+HERE = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *({"pid": pid} for pid in (None, "7", -1, 2**40, True)),
+        *({"pid": 2**22 + 1, "processes": where} for where in ("another boot pid:[4026531836]", "", None)),
+    ],
+    ids=str,
+)
+def test_a_launch_of_no_process_here_is_left(run: Run, record: dict[str, Any]) -> None:
+    """Nor of one in another container, whose host may have the same name, and its number may be nobody's here."""
     old = Launch(JOB, island="north")
-    run.store.write(old.begun_key, json.dumps(record).encode())
+    run.store.write(old.begun_key, json.dumps({"island": "north", "host": HERE, **record}).encode())
     launch(run)
     assert run.store.exists(old.begun_key)
 
 
-@pytest.mark.parametrize("processes", ["another boot pid:[4026531836]", "", None])
-def test_a_process_of_another_container_is_not_looked_for_here(run: Run, processes: str | None) -> None:
-    """Its host may have the same name, and its number may be nobody's here."""
-    old = Launch(JOB, island="north")
-    record = {"island": "north", "host": socket.gethostname(), "pid": 2**22 + 1, "processes": processes}
-    run.store.write(old.begun_key, json.dumps(record).encode())
-    launch(run)
-    assert run.store.exists(old.begun_key)
+def test_ctrl_c_is_ctrl_c_and_leaves_nothing_where_storage_answers(run: Run) -> None:
+    launch(run, KeyboardInterrupt())
+    assert text_of(run) == ("waiting", "waiting") and run.store.sizes(JOB) == {}
+
+    def cut_off(_: Launch) -> None:
+        folder = Path(run.url) / JOB
+        folder.rename(f"{folder}-aside")
+        folder.symlink_to(folder)  # a loop: nothing below can be asked for
+
+    launch(run, KeyboardInterrupt(), meanwhile=cut_off)
 
 
-def test_launches_that_storage_will_not_delete_hinder_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(store: Store, prefix: str) -> None:
-        raise StorageError(f"{store.url}/{prefix}: AccessDenied")
+def test_an_error_is_the_launchs_before_an_attempt_and_then_the_attempts(run: Run) -> None:
+    launch(run, ModuleNotFoundError("No module named 'deepspeed'"))
+    assert text_of(run)[1].startswith("failed: No module named 'deepspeed', launched on island north")
 
-    monkeypatch.setattr(Store, "delete", refuse)
-    for _ in range(3):
-        launch(run, AWAY)
-    assert len(run.store.sizes(f"{JOB}/launches")) == 6
+    def try_once(begun: Launch) -> None:
+        fail(claim(run.store, JOB, begun.claim_fields()), "loss nan", final=True)
 
-
-def test_an_error_after_an_attempt_is_the_attempts_to_tell(run: Run) -> None:
-    begun = Launch(JOB)
-
-    def train() -> None:
-        with noted(run.store, begun):
-            fail(claim(run.store, JOB, begun.claim_fields()), "loss nan", final=True)
-            raise DDMError("loss nan")
-
-    with pytest.raises(DDMError):
-        train()
-    assert not run.store.exists(begun.given_up_key)
+    launch(run, DDMError("loss nan"), meanwhile=try_once)
+    assert not [name for name in run.store.sizes(f"{JOB}/launches") if name.endswith("GIVEN_UP")]
     assert text_of(run)[1].startswith("failed: loss nan, attempt 1; once")
 
 
@@ -274,29 +254,14 @@ def test_a_launch_by_a_clock_a_day_ahead_hides_no_later_one(run: Run) -> None:
     assert_matches("failed: lost, attempt 1.*; launched again on island south", text_of(run)[1])
 
 
-def test_a_look_reads_the_newest_launch_alone(run: Run, requests: Counter[str]) -> None:
-    for number in range(5):
-        launch(run, AWAY, island=f"{number}")
-    requests.clear()
-    status(run, JOB)
-    assert requests["get"] <= 3, "the artifact's manifest, and two records"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "reason"),
-    [
-        (["--islands", "nowhere.yaml", "--island", "north"], 1, "nowhere.yaml: No such file or directory"),
-        (["--address", "127.0.0.1:1"], 75, "no Ray to join at 127.0.0.1:1"),
-    ],
-)
-def test_train_that_fails_early_is_seen_in_status(
-    partitioned: Run, arguments: list[str], code: int, reason: str, tmp_path: Path
-) -> None:
+def test_train_that_fails_early_is_seen_in_status(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a job whose Ray tells it that it was submitted to it."""
     job = json.dumps({"metadata": {"job_submission_id": "raysubmit_7"}})
-    trained = ddm("train", partitioned.url, "expert", "0", *arguments, where=tmp_path, RAY_JOB_CONFIG_JSON_ENV_VAR=job)
-    assert trained.returncode == code and reason in trained.stderr
-    shown = ddm("status", partitioned.url, where=tmp_path)
-    assert shown.returncode == 0
-    (line,) = (line for line in shown.stdout.splitlines() if line.startswith("  experts/000 "))
-    assert_matches(rf"failed +0%  failed: {reason}.*, launched on (island north, )?host \S+, job raysubmit_7, no", line)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", job)
+    trained = CliRunner().invoke(main, ["train", partitioned.url, "expert", "0", "--address", "127.0.0.1:1"])
+    assert trained.exit_code == EXIT_AGAIN, trained.output
+    shown = CliRunner().invoke(main, ["status", partitioned.url]).stdout.splitlines()
+    (line,) = (line for line in shown if line.startswith("  experts/000 "))
+    assert_matches(
+        r"failed +0%  failed: no Ray to join at 127.0.0.1:1.*, launched on host \S+, job raysubmit_7, no", line
+    )

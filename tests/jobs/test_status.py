@@ -136,14 +136,6 @@ def test_slow_steps_are_no_silence(partitioned: Run) -> None:
     assert observer.look(61).startswith("begun 25% silent for 61 s, step 75/300")
 
 
-def test_slow_beats_are_no_silence(partitioned: Run) -> None:
-    attempt, observer = claim(partitioned.store, JOB), Observer(partitioned)
-    beat(attempt, 1, 75, beat_seconds=5.0)
-    observer.look(0)
-    assert "silent" not in observer.look(15)
-    assert observer.look(16).startswith("begun 25% silent for 16 s, step 75/300")
-
-
 class Clock:
     """A clock that only sleepers move; `events` happen when it reaches their time."""
 

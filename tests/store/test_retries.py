@@ -203,10 +203,6 @@ def test_a_denial_is_waited_for_as_long_as_it_may_pass(through: Wire, url: str) 
     assert caught.value.passes
 
 
-def test_a_first_denial_of_a_minute_is_outlived() -> None:
-    assert LONG_RETRIES.first_denials >= 60
-
-
 def test_who_tries_once_makes_one_request(through: Wire, url: str) -> None:
     through.rule = lambda _: Fault.UNAVAILABLE
     with pytest.raises(StorageError):
@@ -235,12 +231,6 @@ def test_a_store_without_conditional_writes_is_refused_by_name(through: Wire, ur
     assert not caught.value.passes
     assert len(through.requests) <= 3
     assert Store(url).sizes("") == {}
-
-
-def test_beginning_a_run_leaves_its_configuration_alone(through: Wire, url: str) -> None:
-    Run.create(url, load_recipe("tiny"))
-    Run.create(url, load_recipe("tiny"))
-    assert list(Store(url).sizes("")) == ["run.json"]
 
 
 def test_beginning_a_run_in_no_bucket(through: Wire) -> None:

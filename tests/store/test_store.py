@@ -6,6 +6,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count, cycle
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
@@ -268,13 +269,16 @@ def test_a_disk_that_is_full_is_told_and_nothing_is_left(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["kept"] and store.read("kept") == b"before"
 
 
-@pytest.mark.parametrize("key", ["../x", "a/../../x", "a/./x", "/x", "a//x", "", "a\0b", "a\nb"])
+@pytest.mark.parametrize("key", ["../x", "a/../../x", "a/./x", "/x", "a//x", "", ".", "a\0b", "a\nb"])
 def test_no_key_leads_out_of_the_store(tmp_path: Path, key: str) -> None:
+    (tmp_path / "x").write_bytes(b"secret")
     store = Store(str(tmp_path / "run"))
-    for write in (store.write, store.create, lambda key, data: store.write_stream(key, lambda: [data])):
-        with pytest.raises(StorageError, match=r"is no key$"):
-            write(key, b"x")
-    assert list(tmp_path.iterdir()) == []
+    writers = (store.write, store.create, lambda key, data: store.write_stream(key, lambda: [data]))
+    readers = (store.read, store.exists, store.folders, *([store.sizes] if key else []))  # "" asks for all sizes
+    for ask in (*(partial(write, data=b"x") for write in writers), *readers):
+        with pytest.raises(StorageError, match=r"^[^\n]* is no key$"):
+            ask(key)
+    assert [*tmp_path.iterdir()] == [tmp_path / "x"]
 
 
 @pytest.mark.parametrize("name", ["new#1", "ema.safetensors#20"])
