@@ -37,6 +37,7 @@ def test_what_the_names_say(store: Store, together: bool) -> None:
     save(second, 40)
     save(second, 50)
     store.write(f"{second.state_prefix(60)}/rank-000/INDEX.json", b"")
+    store.write(f"{second.weights_prefix(2000)}/ema.safetensors", b"half")
     beat(second, 1, 55)
     fail(first, "lost")
     files = list_jobs(store, JOBS if together else [job])[job]

@@ -13,7 +13,7 @@ from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.status import Status
 from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store
-from tests.jobs.attempts import beat, publish, save
+from tests.jobs.attempts import beat, save
 
 JOB = Artifact("experts/001")
 
@@ -73,14 +73,6 @@ def test_a_launch_of_an_older_version_that_gave_up_begins_no_more(store: Store) 
     assert failure(store) == {"error": "no rows; given up", "kind": "OSError", "final": True, "attempt": 1}
 
 
-def test_one_that_was_asked_to_leave_has_not_failed(store: Store) -> None:
-    attempt = claim(store, JOB)
-    beat(attempt, 1, 9)
-    attempt.fail({"error": "asked to leave", "kind": "Preempted", "final": False})
-    job = job_status(store, JOB)
-    assert job and (job.left, job.phase, job.step) == (True, "leaving", 9)
-
-
 @pytest.mark.parametrize("content", [b"{", b'{"final": 1}'])
 def test_a_damaged_record_still_says_that_it_failed(store: Store, content: bytes) -> None:
     attempt = claim(store, JOB)
@@ -103,19 +95,3 @@ def test_of_a_note_without_end_no_more_is_read_than_it_may_have(store: Store) ->
     store.write(f"{attempt.prefix}/FAILED", b"[" * 2**20)
     newest_failure = failure(store)
     assert newest_failure and newest_failure["error"] == "for a reason that can't be read"
-
-
-def test_milestones_and_states_count_once_they_are_committed(store: Store) -> None:
-    first = claim(store, JOB)
-    for step in (10, 20, 30):
-        publish(first, step)
-    for step in (15, 25):
-        save(first, step)
-    second = claim(store, JOB)
-    publish(second, 20)
-    save(second, 20)
-    store.write(f"{second.prefix}/weights/step-000000040/ema.safetensors", b"half")
-    store.write(f"{second.prefix}/state/step-000000040/state.safetensors", b"half")
-    job = job_status(store, JOB)
-    # The next attempt goes on from the newest attempt's state, however far an older one came.
-    assert job and (job.milestone, job.saved) == (30, 20)
