@@ -46,14 +46,13 @@ soak: $(READY)
 	@$(BIN)/pytest tests/islands --every-call
 	@$(BIN)/pytest tests/test_slurm.py --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
-	@$(BIN)/pytest tests/storage/test_hostile_island.py tests/storage/test_claim_races.py --every-call
+	@$(BIN)/pytest tests/jobs/test_hostile_island.py tests/jobs/test_claim_races.py --every-call
 	@$(BIN)/pytest tests/serve/http/test_any_request.py tests/serve/http/test_many_bodies.py --every-call
 	@$(BIN)/pytest tests/study --every-call
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/python benchmarks/storage_faults.py --each-put
 	@$(BIN)/python benchmarks/storage_cuts.py
 	@$(BIN)/python benchmarks/first_week.py
-	@$(BIN)/pytest tests/islands/test_island_rounds.py -s --island-rounds 10
 	@$(BIN)/python benchmarks/overtaken.py
 	@$(BIN)/python benchmarks/island_chaos.py
 	@$(BIN)/python benchmarks/soak.py $(SOAK)

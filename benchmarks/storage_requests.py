@@ -35,10 +35,10 @@ from ddm_ray.run.run import Run  # noqa: E402
 from ddm_ray.watch.loop import PAID_EVERY_SECONDS  # noqa: E402
 from tests.conftest import BIN, wait_for  # noqa: E402
 from tests.data.s3 import BUCKET, s3_server, upload  # noqa: E402
+from tests.jobs.attempts import beat  # noqa: E402
+from tests.jobs.fleet import ATTEMPTS, make_fleet  # noqa: E402
 from tests.random_run import make_data  # noqa: E402
 from tests.s3_wire import Wire, leading_through  # noqa: E402
-from tests.storage.fleet import ATTEMPTS, make_fleet  # noqa: E402
-from tests.storage.jobs import beat  # noqa: E402
 
 MEASURES = ("look", "train")
 SIZES = {"experts": 256, "training": 64, "finished": 64, "islands": 8, "settle": 300, "seconds": 120}

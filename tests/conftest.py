@@ -95,7 +95,6 @@ for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-call", action="store_true", help="all faults and schedules, not a few: hours")
     parser.addoption("--in-bucket", action="store_true", help="runs of tests/train/ray lie in a bucket, not a folder")
-    parser.addoption("--island-rounds", type=int, default=0, metavar="N", help="bring islands up and down N times")
 
 
 @pytest.hookimpl(optionalhook=True)

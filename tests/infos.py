@@ -21,7 +21,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ignored": {},
         "reasons": (),
     },
-    "CentroidsInfo": {"rows_sampled": 3, "num_fine": 2},
     "ShardInfo": {
         "cluster": 0,
         "rows": 3,
@@ -54,13 +53,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "BeginningInfo": {"source": "runs/other monolith", "parameters": 3},
     "EvaluationInfo": {"num_samples": 3, "frechet": {"once": 1.0}, "best_strategy": "once"},
-    "ReferenceInfo": {"rows": 3, "features": 2},
 }
 
 
 def info_of(artifact: Artifact, **fields: Any) -> Info:
-    """The record of an artifact of this kind."""
-    return artifact.info(**{**DEFAULTS[artifact.info.__name__], **fields})
+    """The record of an artifact of this kind; one of counts alone needs no entry in DEFAULTS."""
+    return artifact.info(
+        **{**DEFAULTS.get(artifact.info.__name__, dict.fromkeys(artifact.info.model_fields, 3)), **fields}
+    )
 
 
 def commit_written(run: Run, artifact: Artifact, names: list[str], info: Info) -> Manifest:

@@ -12,7 +12,7 @@ from ddm_ray.exit_codes import exit_code
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from tests.conftest import ddm
-from tests.storage.jobs import finish
+from tests.jobs.attempts import finish
 
 AGAIN = {"StorageError", "RayAway", "GaveUp", "Preempted"}
 KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DDMError)}

@@ -19,7 +19,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from tests.foreign_files import plant, require_kept
 from tests.random_run import make_run
-from tests.storage.artifacts import save_state
+from tests.run.artifacts import save_state
 
 COMMANDS = {
     "export": ("export {run} {folder}", "export {run} {folder} --overwrite"),

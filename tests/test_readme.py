@@ -32,10 +32,10 @@ from ddm_ray.watch.gauges import GAUGES
 from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.data.hub import hub_server
 from tests.data.s3 import s3, s3_server
+from tests.jobs.attempts import beat, fail, finish
 from tests.random_run import make_data
 from tests.readme import commands_of
 from tests.sampling import tiny_components
-from tests.storage.jobs import beat, fail, finish
 from tests.watch.hooks import hook_server
 
 VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28}

@@ -19,8 +19,8 @@ from ddm_ray.run.graph import ROUTER
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.data.sources.test_sources import write_folder
+from tests.jobs.attempts import beat, finish
 from tests.random_run import make_data
-from tests.storage.jobs import beat, finish
 
 
 def ddm(*words: str) -> Result:

@@ -181,12 +181,7 @@ def say_extensions(run: Any) -> None:
     from ddm_ray.jobs.extend import extensions
 
     for url in extensions(run):
-        say_extension(url)
-
-
-def say_extension(url: str) -> None:
-    """Name an extension, and the command that shows it."""
-    say(f"  extended by {url}, a run of its own: ddm status {url}")
+        say(f"  extended by {url}, a run of its own: ddm status {url}")
 
 
 def warn(text: str) -> None:

@@ -89,6 +89,7 @@ def _sides(texts: tuple[str, ...]) -> "list[Side]":
     """The named evaluations, each under the shortest name that is unique."""
     from ddm_ray.evaluate.compare import Side
     from ddm_ray.run.graph import NAME_PATTERN
+    from ddm_ray.run.inventory import evaluations
     from ddm_ray.run.run import Run
 
     named: list[tuple[Run, str]] = []
@@ -98,7 +99,7 @@ def _sides(texts: tuple[str, ...]) -> "list[Side]":
             raise ConfigError(f"{text}: {name!r} isn't the name of an evaluation")
         run = Run.open(url if at else text)
         if not at:
-            finished = [str(each.name) for each in run.evaluations() if run.manifest(each)]
+            finished = [str(each.name) for each in evaluations(run) if run.manifest(each)]
             if len(finished) != 1:
                 several = f"has several: name one as {text}@{finished[0]}" if finished else "has none: ddm evaluate it"
                 raise ConfigError(f"{text}: which evaluation? It {several}")

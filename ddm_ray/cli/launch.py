@@ -3,7 +3,7 @@
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # Longest time for which a detached launch waits for the islands' answers.
 DETACHED_SECONDS = 120.0
-# Time between two looks at the islands' file.
-FILE_SECONDS = 5.0
 
 
 @main.command()
@@ -41,8 +39,8 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
     Nothing depends on this command. You may kill it, start it again on any machine, or run it twice, since an island
     has one such job at a time. First it starts a job on each island without one. Later it restarts jobs that were lost
     or ended with exit code 75. It doesn't restart a job that ended with exit code 1, where something must be mended, or
-    that a person stopped. Meanwhile it shows what is trained, and where. FILE is read repeatedly: new islands are
-    started, and islands that were removed are left alone.
+    that a person stopped. Meanwhile it shows what is trained, and where. If FILE has changed, start the command
+    again.
 
     \b
       ddm launch s3://lab/run7 --islands islands.yaml
@@ -56,16 +54,10 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
     def entrypoint(island: Island) -> str:
         return work_line(run.url, island, extras)
 
-    named = set[str]()
-
-    def tell_of_others(islands: Mapping[str, Island]) -> None:
-        for name, island in islands.items():
-            if not island.jobs and name not in named:
-                named.add(name)
-                say(f"{name} names no Jobs API; start this on it: {work_line(run.url, island, extras)}")
-
     supervisor = JobSupervisor(run.url, islands, entrypoint)
-    tell_of_others(islands)
+    for name, island in islands.items():
+        if not island.jobs:
+            say(f"{name} names no Jobs API; start this on it: {entrypoint(island)}")
     say("by hand:")
     for island in supervisor.islands.values():
         say(f"  {submit_line(run.url, island, extras)}")
@@ -75,7 +67,7 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
             if detach:
                 jobs, finished = _submitted(supervisor), False
             else:
-                jobs, finished = _watched(supervisor, run, artifacts, _File(file, names, supervisor, tell_of_others))
+                jobs, finished = _watched(supervisor, run, artifacts)
         if finished:
             say(f"all that {run.url} trains is finished")
         else:
@@ -107,43 +99,6 @@ def chosen_islands(file: str, names: tuple[str, ...]) -> Mapping[str, Island]:
     return {name: island for name, island in islands.items() if not names or name in names}
 
 
-class _File:
-    """The islands' file, read again every FILE_SECONDS. If it can't be read, the islands stay as they were."""
-
-    def __init__(
-        self,
-        path: str,
-        names: tuple[str, ...],
-        supervisor: "JobSupervisor",
-        tell_of_others: Callable[[Mapping[str, Island]], None],
-    ):
-        """The islands with these `names`, or all of the file, are supervised.
-
-        `tell_of_others` is called with them, since some may have no Jobs API.
-        """
-        self._path, self._names, self._supervisor, self._tell_of_others = path, names, supervisor, tell_of_others
-        self._read, self._problem = time.monotonic(), ""
-
-    def keep_as_it_says(self) -> set[str]:
-        """Supervise the islands that the file has now, and return the names of those that were removed."""
-        from ddm_ray.placement import load_islands
-
-        if time.monotonic() - self._read < FILE_SECONDS:
-            return set()
-        self._read, before, problem = time.monotonic(), self._supervisor.islands, ""
-        try:
-            islands = load_islands(self._path)
-            chosen = {name: islands[name] for name in islands if not self._names or name in self._names}
-            self._supervisor.keep(chosen)
-            self._tell_of_others(chosen)
-        except ConfigError as error:
-            problem = error.text(phrase)
-        if problem not in ("", self._problem):
-            warn(f"{problem}; until then the islands stay as they were")
-        self._problem = problem
-        return before.keys() - self._supervisor.islands.keys()
-
-
 def _submitted(supervisor: "JobSupervisor") -> "list[IslandJob]":
     """The islands' jobs once all islands have answered, or after DETACHED_SECONDS."""
     deadline = time.monotonic() + DETACHED_SECONDS
@@ -154,9 +109,7 @@ def _submitted(supervisor: "JobSupervisor") -> "list[IslandJob]":
         time.sleep(0.2)
 
 
-def _watched(
-    supervisor: "JobSupervisor", run: Run, artifacts: Sequence[Artifact], file: "_File"
-) -> "tuple[list[IslandJob], bool]":
+def _watched(supervisor: "JobSupervisor", run: Run, artifacts: Sequence[Artifact]) -> "tuple[list[IslandJob], bool]":
     """Show the run and the islands' jobs until the run is finished or nothing is left to do.
 
     Returns the jobs, and whether the run is finished.
@@ -180,8 +133,6 @@ def _watched(
                     warned = True
                 view.show_statuses(statuses)
             done = sum(each.fraction for each in statuses) / len(artifacts)
-            for gone in file.keep_as_it_says():
-                view.show(gone, min(0.99, done), "kept no more: the file has it no longer; its job goes on")
             jobs = supervisor.look()
             for job in jobs:
                 view.show(job.island, min(0.99, done), _words(job), job.state in ("failed", "away"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extension, warn
+from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
@@ -44,7 +44,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     from ddm_ray.config import load_recipe
     from ddm_ray.data.prepare.stage import require_known_sizes
     from ddm_ray.data.sources import absolute_name, open_source
-    from ddm_ray.run.graph import beginnings_of
+    from ddm_ray.run.inputs import beginnings_of
     from ddm_ray.run.run import Run
 
     config = load_recipe(recipe, settings)
@@ -104,7 +104,7 @@ def status(run_url: str, as_json: bool) -> None:
     For a failed job the command says why, and how to continue. It waits until each begun job gives a sign of life,
     usually some seconds, at most a minute. A job is silent, and may be dead, if its heartbeat doesn't change for 10
     seconds and for three of its usual pauses. The command also names where each job runs (island, host, Ray job), warns
-    if islands have different versions of libraries, and shows the progress of runs that extend RUN.
+    if islands have different versions of libraries, and names the runs that extend RUN.
 
     \b
       ddm status runs/digits
@@ -128,7 +128,7 @@ def status(run_url: str, as_json: bool) -> None:
     statuses = survey_once(run)
     for each in statuses:
         say(f"  {line(each, phrase)}")
-    _say_how_far(run)
+    say_extensions(run)
     for each in statuses:
         if each.state == "begun" and each.job and each.job.files and (why := last_loss(run.store, each.job.files)):
             warn(f"{each.artifact}: an attempt was lost: {why}")
@@ -136,20 +136,10 @@ def status(run_url: str, as_json: bool) -> None:
         warn(f"jobs have different versions of {difference}")
 
 
-def _say_how_far(run: Any) -> None:
-    """Name the runs that extend this one, with their progress."""
-    from ddm_ray.jobs.extension_status import extension_statuses
-
-    for extension in extension_statuses(run):
-        say_extension(extension.url)
-        if words := extension.words(phrase):
-            say(f"    {words}")
-
-
 def _as_json(run: Any) -> dict[str, Any]:
     """Everything that `status` prints, without remedies."""
     from ddm_ray.jobs.describe import describe
-    from ddm_ray.jobs.extension_status import extension_statuses
+    from ddm_ray.jobs.extend import extensions
     from ddm_ray.jobs.observer import survey_once
     from ddm_ray.jobs.versions import differences
 
@@ -172,7 +162,7 @@ def _as_json(run: Any) -> dict[str, Any]:
         "configuration": run.fingerprint,
         "base": run.base.url if run.base else None,
         "appends": run.appends.files if run.appends else 0,
-        "extensions": [each.as_json() for each in extension_statuses(run)],
+        "extensions": extensions(run),
         "artifacts": artifacts,
         "versions_differ": differences(statuses),
     }
@@ -241,7 +231,7 @@ def watch(
             raise ConfigError("--once looks once: leave out --prometheus")
         for each in survey_once(run):
             say(line(each, phrase))
-        _say_how_far(run)
+        say_extensions(run)
         return
     from ddm_ray.watch import loop
     from ddm_ray.watch.events import Event

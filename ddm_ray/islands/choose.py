@@ -12,7 +12,6 @@ from math import inf
 from statistics import median_low
 
 from ddm_ray.run.graph import Artifact
-from ddm_ray.spelling import duration
 
 SOONER = 1.3
 """A job is taken over if its holder would need at least this many times as long as this worker."""
@@ -119,5 +118,4 @@ def _reason(job: OpenJob) -> str:
         return f"{job.artifact} is left to others"
     if job.obstacle:
         return f"{job.artifact}: {job.obstacle}"
-    left = f", {duration(job.seconds_left)} left" if job.seconds_left is not None else ""
-    return f"{job.artifact} is trained by {job.holder}{left}"
+    return f"{job.artifact} is trained by {job.holder}"

@@ -33,13 +33,12 @@ _TOKEN_FIX = "name the file that has its token as token_file in the islands' fil
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """A job as its island reports it. `seconds`: time from submission to end; None while it runs, or if unknown."""
+    """A job as its island reports it."""
 
     id: str
     status: Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
     message: str = ""
     exit_code: int | None = None
-    seconds: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -48,18 +47,11 @@ class SubmittedJob:
 
 
 class _Details(BaseModel):
-    """The fields of Ray's answer about a job that are used here. Times are in ms, by the island's clock."""
+    """The fields of Ray's answer about a job that are used here."""
 
     status: Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
     message: str | None = None
     driver_exit_code: int | None = None
-    start_time: int | None = None
-    end_time: int | None = None
-
-    def job(self, submission_id: str) -> SubmittedJob:
-        both = self.start_time is not None and self.end_time is not None
-        seconds = max((self.end_time or 0) - (self.start_time or 0), 0) / 1000 if both else None
-        return SubmittedJob(submission_id, self.status, self.message or "", self.driver_exit_code, seconds)
 
 
 class _Logs(BaseModel):
@@ -100,7 +92,8 @@ class JobsAPI:
         status, text = self._ask("GET", f"/api/jobs/{quote(submission_id)}")
         if status == 404 and "does not exist" in text:
             return None
-        return self._parse(_Details, status, text).job(submission_id)
+        known = self._parse(_Details, status, text)
+        return SubmittedJob(submission_id, known.status, known.message or "", known.driver_exit_code)
 
     def run(self, entrypoint: str, seconds: float, interrupted: Event) -> tuple[SubmittedJob, list[str]]:
         """Submit a job, a line of shell, wait for its end, and return it with the last lines of its log.

@@ -41,10 +41,6 @@ def worker_words(worker: WorkerState) -> str:
     return f"{doing}{speed} (worker {worker.number}{f' on {where}' if where else ''})"
 
 
-RARELY = 10
-"""A worker that is silent for this many leases is read only at every tenth look."""
-
-
 class WorkerTable:
     """A table of all islands' workers for repeated display. Storage is read at most once in `every` seconds.
 
@@ -54,7 +50,6 @@ class WorkerTable:
     def __init__(self, store: Store, every: float):
         self._store, self._every = store, every
         self._sightings, self._ended, self._seen = Sightings(), set[str](), set[str]()
-        self._silent, self._number = dict[str, WorkerState](), 0
         self._rows, self._asked_at = list[tuple[str, str, bool]](), -math.inf
 
     def rows(self, now: float) -> list[tuple[str, str, bool]]:
@@ -67,20 +62,14 @@ class WorkerTable:
         return self._rows
 
     def _ask(self, now: float) -> list[tuple[str, str, bool]]:
-        # Each read costs money, and killed workers never note their end. After a while they are read rarely.
-        known = {} if self._number % RARELY == 0 else self._silent
-        self._number += 1
-        notes = [*read_workers(self._store, self._ended | known.keys()), *known.values()]
+        notes = read_workers(self._store, self._ended)
         self._ended |= {each.id for each in notes if each.ended}
-        self._silent = {}
         by_island: dict[str, list[tuple[float, WorkerState]]] = {}
         for each in notes:
             if not each.ended:
                 silence = self._sightings.see(each.id, each.beat, now)
-                most = each.lease_seconds
-                by_island.setdefault(each.island, []).append((0.0 if silence <= most else silence, each))
-                if silence > RARELY * most:
-                    self._silent[each.id] = each
+                silence = 0.0 if silence <= each.lease_seconds else silence
+                by_island.setdefault(each.island, []).append((silence, each))
         self._seen |= by_island.keys()
         return [_row(island, by_island.get(island, [])) for island in sorted(self._seen)]
 

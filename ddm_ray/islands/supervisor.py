@@ -20,9 +20,8 @@ from ddm_ray.spelling import printable
 
 # Exit codes after which a restart is useless: a final failure, wrong usage, not executable, not found.
 IN_VAIN = {1, 2, 126, 127}
-LONGEST_PAUSE, STEADY_SECONDS = 60.0, 600.0
-"""Longest pause before a restart, and the run time after which pauses begin with the shortest again."""
-MAX_SHORT = 7
+RESTART_SECONDS = 15.0
+"""Pause before an ended job is started again."""
 _METADATA_LENGTH = 1000
 # Ray's own line in every job's log, which is sometimes the last one.
 _BEGINNING = "Running entrypoint for job"
@@ -51,25 +50,6 @@ def submission_id(run_url: str, island: str, number: int) -> str:
     """The id of the number-th job of a run on an island, from 1. It is the same for all supervisors."""
     digest = hashlib.sha256(f"{run_url}\0{island}".encode()).hexdigest()[:12]
     return f"ddm-{re.sub('[^A-Za-z0-9_-]', '-', island)[:40]}-{digest}-{number}"
-
-
-def pause(short: int) -> float:
-    """Seconds until a restart after `short` jobs in a row that ended soon: 1, doubling up to LONGEST_PAUSE."""
-    return min(LONGEST_PAUSE, 2.0 ** max(0, short - 1))
-
-
-def short_lived(ask: Callable[[int], SubmittedJob | None], number: int) -> int:
-    """Count the jobs in a row up to this number that ended before STEADY_SECONDS, up to MAX_SHORT.
-
-    The times come from the islands' records and clocks, so that a restarted supervisor continues the pauses.
-    """
-    short = 0
-    while number > 0 and short < MAX_SHORT:
-        job = ask(number)
-        if job is None or job.seconds is None or job.seconds >= STEADY_SECONDS:
-            break
-        short, number = short + 1, number - 1
-    return short
 
 
 def complaint(lines: Sequence[str]) -> str:
@@ -111,15 +91,6 @@ class KeptJob:
         # The number of an ended job, and when to start the next one.
         self._due: tuple[int, float] = (0, 0.0)
 
-    def with_entrypoint(self, entrypoint: str) -> "KeptJob":
-        """This job with another line of shell from the next start, which comes at once if the job has failed."""
-        if entrypoint == self._entrypoint:
-            return self
-        other = KeptJob(self._jobs, self._run_url, self._island, entrypoint, self._clock)
-        if self._last.state != "failed":
-            other._number, other._looked, other._stopped = self._number, self._looked, self._stopped
-        return other
-
     def look(self) -> IslandJob:
         """Read the newest job, and submit the next one when it is due. Errors become states, not exceptions."""
         try:
@@ -152,7 +123,7 @@ class KeptJob:
 
     def _start_again(self, job: SubmittedJob) -> IslandJob:
         if self._due[0] != self._number:
-            self._due = (self._number, self._clock() + pause(short_lived(self._ask, self._number)))
+            self._due = (self._number, self._clock() + RESTART_SECONDS)
         left = self._due[1] - self._clock()
         if left <= 0:
             return self._submit(self._number + 1)
@@ -204,45 +175,31 @@ class JobSupervisor:
     ):
         """Supervise the islands that name their Jobs API; look at each one `every` seconds.
 
-        `entrypoint` returns the line of shell of an island's job. Raises ConfigError as `keep` does.
+        `entrypoint` returns the line of shell of an island's job. Raises ConfigError if no island has a Jobs API, or if
+        the run isn't below an island's storage.
         """
-        self.islands: dict[str, Island] = {}
-        self._run_url, self._entrypoint, self._every = run_url, entrypoint, every
-        self._kept: dict[str, KeptJob] = {}
-        self._known: dict[tuple[str, str, str | None], KeptJob] = {}
+        self.islands = {name: island for name, island in islands.items() if island.jobs}
+        if not self.islands:
+            raise ConfigError("no island of the file names its Jobs API", "give one jobs: http://HEAD:8265")
+        for island in self.islands.values():
+            island.require_run(run_url)
+        self._kept = {
+            name: KeptJob(JobsAPI(name, island.jobs or "", island.token_file), run_url, name, entrypoint(island))
+            for name, island in self.islands.items()
+        }
+        self._every = every
         self._seen: dict[str, IslandJob] = {}
         self._broken: list[BaseException] = []
-        self._news = threading.Condition()
-        self._begun, self._closing = False, threading.Event()
-        self.keep(islands)
+        self._news, self._closing = threading.Condition(), threading.Event()
 
     def __enter__(self) -> Self:
-        self._begun = True
         for name, kept in self._kept.items():
-            self._begin(name, kept)
+            # A daemon, so that an island that doesn't answer can't delay the end of the process.
+            threading.Thread(target=self._watch, args=(name, kept), name=f"island {name}", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
-
-    def keep(self, islands: Mapping[str, Island]) -> None:
-        """Supervise these islands from now on, and no others.
-
-        Running jobs go on, even if their island has changed. Raises ConfigError, and changes nothing, if no island has
-        a Jobs API, or if the run isn't below an island's storage.
-        """
-        islands = {name: island for name, island in islands.items() if island.jobs}
-        if not islands:
-            raise ConfigError("no island of the file names its Jobs API", "give one jobs: http://HEAD:8265")
-        for island in islands.values():
-            island.require_run(self._run_url)
-        kept = {name: self._job(island) for name, island in islands.items()}
-        with self._news:
-            new = {name: job for name, job in kept.items() if self._kept.get(name) is not job}
-            self._seen = {name: seen for name, seen in self._seen.items() if name in kept and name not in new}
-            self._kept, self.islands = kept, islands
-        for name, job in new.items() if self._begun else ():
-            self._begin(name, job)
 
     def look(self, seconds: float = 10.0) -> list[IslandJob]:
         """The last known state of each island, in order. The first call waits for answers for at most `seconds`."""
@@ -253,22 +210,8 @@ class JobSupervisor:
             asked = {name: IslandJob(name, "away", text="no answer yet") for name in self._kept}
             return list((asked | self._seen).values())
 
-    def _job(self, island: Island) -> KeptJob:
-        """The job of an island. An island that was supervised before keeps its state, such as a person's stop."""
-        key, entrypoint = (island.name, island.jobs or "", island.token_file), self._entrypoint(island)
-        if key in self._known:
-            self._known[key] = self._known[key].with_entrypoint(entrypoint)
-        else:
-            self._known[key] = KeptJob(JobsAPI(*key), self._run_url, island.name, entrypoint)
-        return self._known[key]
-
-    def _begin(self, name: str, kept: KeptJob) -> None:
-        # A daemon, so that an island that doesn't answer can't delay the end of the process.
-        threading.Thread(target=self._watch, args=(name, kept), name=f"island {name}", daemon=True).start()
-
     def _watch(self, name: str, kept: KeptJob) -> None:
-        """Look at the island until this job is replaced or the supervisor ends."""
-        while not self._closing.is_set() and self._kept.get(name) is kept:
+        while not self._closing.is_set():
             try:
                 seen = kept.look()
             except BaseException as error:  # an error of this program, which the next `look` raises
@@ -277,7 +220,6 @@ class JobSupervisor:
                     self._news.notify_all()
                 raise
             with self._news:
-                if self._kept.get(name) is kept:
-                    self._seen[name] = seen
+                self._seen[name] = seen
                 self._news.notify_all()
             self._closing.wait(self._every)

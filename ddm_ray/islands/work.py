@@ -6,7 +6,6 @@ earlier launches to end, and begins once a living attempt has saved its state.
 
 import json
 import math
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -31,8 +30,6 @@ IDLE_SECONDS, PAID_IDLE_SECONDS = 2.0, 10.0
 """Pause between the looks of a waiting worker, on a disk and in a bucket, where each look costs money."""
 AGAIN_SECONDS, MAX_AGAIN_SECONDS = 30.0, 600.0
 """Shortest and longest time after which a worker retries a job that has failed here."""
-
-_TIME = re.compile(r", \d[\d.]* \w+ left")  # left out of the heartbeat, since each change of it is a request
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
 """Trains a launch's artifact to its commit, and calls back with its statuses. Raises DDMError if it gives up."""
@@ -145,7 +142,7 @@ class IslandWorker:
 
     def _wait(self, view: RunView, reason: str) -> None:
         with suppress(StorageError):
-            self._heartbeat.update(holds="", waits=_TIME.sub("", reason))
+            self._heartbeat.update(holds="", waits=reason)
         self._report(view.statuses, f"waits: {reason}")
         time.sleep(self._idle)
 

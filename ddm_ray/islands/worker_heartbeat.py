@@ -8,17 +8,19 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Event, Lock, Thread
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, ConfigDict, Field
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
 from ddm_ray.jobs.attempts import claim_number
-from ddm_ray.jobs.notes import WorkerNote, read_note
+from ddm_ray.jobs.notes import Number, StoredNote, read_note
 from ddm_ray.jobs.stops import is_island, island_prefix
+from ddm_ray.run.info import Count
 from ddm_ray.spelling import printable
 from ddm_ray.store.store import Store
 
@@ -33,24 +35,30 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _REQUESTS = 8
 
 
-@dataclass(frozen=True)
-class WorkerState:
-    """A worker's heartbeat, as it was read. `id` is ISLAND/NUMBER, and `beat` is a counter that grows.
+Shown = Annotated[str, AfterValidator(lambda text: printable(text, 200))]
+Lease = Annotated[Number, AfterValidator(lambda given: min(MAX_LEASE_SECONDS, given) if given > 0 else LEASE_SECONDS)]
+Speed = Annotated[Number, Field(gt=0)]
+
+
+class WorkerState(StoredNote):
+    """A worker's heartbeat: a note on storage. `id` is ISLAND/NUMBER, and `beat` is a counter that grows.
 
     A worker that is silent for more than `lease_seconds` may be dead. `holds`: the artifact that it trains, or "".
     `waits`: words on what it waits for. `speed`: FLOP/s of its last training job other than a router, or None. `ended`:
     it has noted its end.
     """
 
-    id: str
-    beat: int | None = None
-    lease_seconds: float = LEASE_SECONDS
-    holds: str = ""
-    waits: str = ""
-    speed: float | None = None
+    called = "note of a worker"
+    model_config = ConfigDict(frozen=True)
+    id: str = ""
+    beat: Count | None = None
+    lease_seconds: Lease = LEASE_SECONDS
+    holds: Shown = ""
+    waits: Shown = ""
+    speed: Speed | None = None
     ended: bool = False
-    host: str = ""
-    job: str = ""
+    host: Shown = ""
+    job: Shown = ""
 
     @property
     def island(self) -> str:
@@ -68,24 +76,10 @@ class WorkerState:
 
         Raises ValueError or ConfigError for an invalid id.
         """
-        key = f"{_prefix(worker_id)}/{HEARTBEAT}"
+        fields: dict[str, Any] = {}
         with suppress(CorruptArtifact):
-            return cls.parse(worker_id, read_note(store, key, WorkerNote) or {})
-        return cls(worker_id)
-
-    @classmethod
-    def parse(cls, worker_id: str, fields: Mapping[str, Any]) -> Self:
-        """The state with these fields of a note."""
-        lease, speed = fields.get("lease_seconds"), fields.get("speed")
-        words = {name: printable(fields.get(name, ""), 200) for name in ("holds", "waits", "host", "job")}
-        return cls(
-            worker_id,
-            fields.get("beat"),
-            min(MAX_LEASE_SECONDS, lease) if lease and lease > 0 else LEASE_SECONDS,
-            speed=speed if speed and speed > 0 else None,
-            ended=fields.get("ended", False),
-            **words,
-        )
+            fields = read_note(store, f"{_prefix(worker_id)}/{HEARTBEAT}", cls) or {}
+        return cls(**{**fields, "id": worker_id})
 
 
 def read_workers(store: Store, known: Container[str] = ()) -> list[WorkerState]:
@@ -159,7 +153,7 @@ class WorkerHeartbeat:
     def state(self) -> WorkerState:
         """The current state, as others read it."""
         with self._lock:
-            return WorkerState.parse(self.id, {**self._fields, "beat": self._beats})
+            return WorkerState(**{**self._fields, "beat": self._beats, "id": self.id})
 
     def update(self, **fields: Any) -> None:
         """Change fields of the note and write it before returning. Raises StorageError."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, StorageError
 from ddm_ray.jobs.attempts import CLAIM
-from ddm_ray.run.garbage import possible_artifacts
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import with_all_files
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, drift
 from ddm_ray.run.run import RUN_FILE, Run
@@ -64,7 +64,7 @@ def copy(run: Run, url: str, artifact: Artifact | None, report: Report) -> list[
     if artifact is not None and given and artifact.kind not in OF_GIVEN_SHARDS:
         raise ConfigError(f"{run.url}/{artifact} is made of its owner's rows, and stays where it is")
     parts: dict[Artifact, _Part] = {}
-    for each in possible_artifacts(run) if artifact is None else [artifact]:
+    for each in inventory(run) if artifact is None else [artifact]:
         if not given or each.kind in OF_GIVEN_SHARDS:
             _collect(run, each, parts)
     if artifact is not None and not parts:

@@ -1,7 +1,7 @@
 """Sentences about the states of artifacts, for tables and for people. Untrusted text is made printable."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from ddm_ray.errors import DDMError
@@ -9,13 +9,11 @@ from ddm_ray.jobs.job_status import JobStatus
 from ddm_ray.jobs.launches import place_of
 from ddm_ray.jobs.status import SILENT_SECONDS, Status
 from ddm_ray.remedies import Accept, Fix, Resume
-from ddm_ray.run.info import PartitionInfo, TrainedInfo
+from ddm_ray.run.info import TrainedInfo
 from ddm_ray.spelling import duration, escape_unprintable, printable
 from ddm_ray.store.store import is_local
 
 BEAT_BYTES = 4096  # space that a heartbeat takes on a disk
-MAX_SHARES = 8
-"""Largest number of clusters that a line names with their shares."""
 
 
 def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
@@ -42,7 +40,7 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
-        return ", ".join([*words, *(_shares(info.rows_K) if isinstance(info, PartitionInfo) else ())])
+        return ", ".join(words)
     if status.error:
         return status.error.text(phrase)
     if job := status.job:
@@ -57,15 +55,6 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
         parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
         return f"{chunks.units_done} of {chunks.units} {status.artifact.units}{parts}"
     return "waiting"
-
-
-def _shares(rows_K: Sequence[int]) -> list[str]:
-    """Words on each cluster's share of the training rows, the largest first. It is its expert's share in a mixture."""
-    if not (total := sum(rows_K)):
-        return []
-    largest = sorted(range(len(rows_K)), key=lambda cluster: -rows_K[cluster])
-    words = [f"cluster {cluster} {rows_K[cluster] / total:.0%}" for cluster in largest[:MAX_SHARES]]
-    return [*words, *([f"{len(rows_K) - MAX_SHARES} others less"] if len(rows_K) > MAX_SHARES else [])]
 
 
 def _launched(status: Status, job: JobStatus, again: str) -> str:

@@ -10,6 +10,7 @@ from ddm_ray.remedies import Begin
 from ddm_ray.run import graph
 from ddm_ray.run.extension import EXTENDED, FILE, MAX_EXTENSIONS, SHARED, Extension, folder_of, untouched
 from ddm_ray.run.graph import EXTRAS, Artifact, part_of
+from ddm_ray.run.inventory import inventory
 from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.store.store import Store
 
@@ -77,9 +78,7 @@ def _is_finished(run: Run, folder: str) -> bool:
 
     Raises MissingArtifact for an unfinished job that has begun, since no run would continue it.
     """
-    names = run.store.folders(graph.REFERENCES) if folder == graph.REFERENCES else []
-    every = (*graph.artifacts(run.config), *(graph.reference(name) for name in names))
-    members = [artifact for artifact in every if folder_of(artifact) == folder]
+    members = [artifact for artifact in inventory(run) if folder_of(artifact) == folder]
     unfinished = [artifact for artifact in members if not run.finished(artifact)]
     files = list_jobs(run.store, [each for each in members if each.trains])
     if unfinished and any(job.attempts for job in files.values()):

@@ -123,23 +123,6 @@ class Take(StoredNote):
     launch: Text = ""
 
 
-class WorkerNote(StoredNote):
-    """The heartbeat of an island's worker: a counter, the length of its lease in seconds, what it does, and where.
-
-    `holds`: the artifact that it trains. `waits`: words on what it waits for. `speed`: FLOP/s. `ended`: it has left.
-    """
-
-    called = "note of a worker"
-    beat: Count | None = None
-    lease_seconds: Number = 0.0
-    holds: Text = ""
-    waits: Text = ""
-    speed: Number | None = None
-    ended: bool = False
-    host: Text = ""
-    job: Text = ""
-
-
 def read_note(store: Store, key: str, kind: type[StoredNote]) -> dict[str, Any] | None:
     """The valid fields of a note; None if there is no note.
 

@@ -10,10 +10,10 @@ from ddm_ray.jobs.job_files import JobFiles, list_jobs
 from ddm_ray.jobs.job_status import JobStatus, job_status
 from ddm_ray.jobs.judge import Lease
 from ddm_ray.remedies import Allow
-from ddm_ray.run import graph
 from ddm_ray.run.chunk_records import ChunksProgress, chunks_progress
-from ddm_ray.run.graph import PARTITION, REPORT, Artifact
+from ddm_ray.run.graph import KINDS, Artifact
 from ddm_ray.run.info import Info
+from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import list_of
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import RUN_FILE, Run
@@ -140,11 +140,10 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     """The statuses of all artifacts of a run, in the order in which they are made. Missing and short files are noticed.
 
-    Artifacts that are finished in `known`, an earlier survey, aren't read again. The partition's report is included
-    once it is committed, since in older versions it was part of the partition.
+    Artifacts that are finished in `known`, an earlier survey, aren't read again. Optional ones are included once they
+    have begun.
     """
-    artifacts = [*graph.artifacts(run.config), *run.evaluations()]
-    artifacts.insert(artifacts.index(PARTITION) + 1, REPORT)
+    artifacts = inventory(run)
     finished = {
         earlier.artifact: earlier for earlier in known if earlier.state == "finished" and not earlier.unaccepted
     }
@@ -160,7 +159,7 @@ def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
     # In parallel, since in a bucket each look is a few requests, which mostly wait.
     with ThreadPoolExecutor(REQUESTS) as pool:
         statuses = pool.map(look, artifacts)
-        return [each for each in statuses if (each.artifact, each.state) != (REPORT, "waiting")]
+        return [each for each in statuses if each.state != "waiting" or not KINDS[each.artifact.kind].optional]
 
 
 def reread(run: Run, statuses: Iterable[Status]) -> list[Status]:

@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 from ddm_ray.config import RunConfig
 from ddm_ray.config.longer import Part, continued, lengthened
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.run.graph import REFERENCES, Artifact, artifacts, inputs
+from ddm_ray.run.graph import REFERENCES, Artifact
 from ddm_ray.run.identity import fields_of
+from ddm_ray.run.inputs import artifacts, inputs
 from ddm_ray.store.checksummed import seal, unseal
 from ddm_ray.store.store import Store
 

@@ -1,6 +1,5 @@
 """Garbage collection: objects of a run that no artifact needs any more. Unfinished jobs and stages are left alone."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -10,7 +9,8 @@ from ddm_ray.errors import CorruptArtifact, DDMError, DriftError
 from ddm_ray.run import graph
 from ddm_ray.run.chunk_records import PLAN, RECORDS, stem_of_file
 from ddm_ray.run.extension import EXTENDED
-from ddm_ray.run.graph import NAME_PATTERN, REFERENCES, REPORT, Artifact
+from ddm_ray.run.graph import Artifact
+from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import with_all_files
 from ddm_ray.run.manifest import NAME, Manifest
 from ddm_ray.run.run import Run
@@ -43,7 +43,7 @@ def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
     this run still has to continue from them. Artifacts that this run inherits belong to its base. Incomplete multipart
     uploads in a bucket are not found, since no listing shows them. Raises StorageError.
     """
-    artifacts = [artifact for artifact in possible_artifacts(run) if not run.inherits(artifact)]
+    artifacts = [artifact for artifact in inventory(run) if not run.inherits(artifact)]
     finished = {artifact: manifest for artifact in artifacts if (manifest := _finished(run, artifact))}
     underway = {artifact for artifact in artifacts if artifact not in finished}
     awaited = _awaited(run)
@@ -74,15 +74,6 @@ def delete_garbage(run: Run, left: Iterable[Leftover]) -> None:
                 run.store.delete_unfinished(place)
             else:
                 run.store.delete_one(place)
-
-
-def possible_artifacts(run: Run) -> list[Artifact]:
-    """All artifacts that a run has or may have, in the order in which they are made."""
-    artifacts = [*graph.artifacts(run.config), REPORT]
-    artifacts += run.evaluations()
-    names = run.store.folders(REFERENCES)
-    artifacts += [graph.reference(name) for name in names if re.fullmatch(NAME_PATTERN, name)]
-    return artifacts
 
 
 def _awaited(run: Run) -> set[Artifact]:

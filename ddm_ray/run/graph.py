@@ -1,8 +1,8 @@
 """The artifacts of a run as data: their kinds, where each lies, its inputs, and the stage that makes it.
 
 To add a kind, add a row to `KINDS`, its record to `run/info.py`, its configuration, and the stage that makes it. A kind
-that is trained has the stage `train` (attempts, states, status and launches follow from that), a place in `trained_of`
-and its derivation in `train/job.py`. To add a stage, add its name to `Stage` and a verb to the command line.
+that is trained has the stage `train` (attempts, states, status and launches follow from that) and its derivation in
+`train/job.py`. To add a stage, add its name to `Stage` and a verb to the command line.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from ddm_ray.config import RunConfig
-from ddm_ray.config.longer import Part, train_of
+from ddm_ray.config.longer import Part
 from ddm_ray.run.info import (
     BeginningInfo,
     CentroidsInfo,
@@ -86,10 +86,11 @@ class Artifact(str):
 class Kind:
     """Properties of all artifacts of a kind.
 
-    `path`: path of the only artifact. `member`: path of one of many, by its cluster or name. `reads`: the fields of
-    the configuration that the stage reads. `inputs`: the artifacts that it is made from. `part`: the part of the
-    configuration with its training schedule, if it is trained. `extra`: a mixture doesn't need it. `units`: name of
-    the units that the stage makes chunk by chunk, if it does.
+    `path`: path of the only artifact. `member`: path of one of many, by its cluster or name. `needed`: True if a run
+    of this configuration needs the only artifact, or one for each cluster. `optional`: a run may have such artifacts
+    without needing them. `reads`: the fields of the configuration that the stage reads. `inputs`: the artifacts that it
+    is made from. `part`: the part of the configuration with its training schedule, if it is trained. `extra`: a mixture
+    doesn't need it. `units`: name of the units that the stage makes chunk by chunk, if it does.
     """
 
     path: str | None = None
@@ -98,58 +99,35 @@ class Kind:
     info: type[Info]
     reads: Callable[[RunConfig], tuple[str, ...]]
     inputs: Callable[[RunConfig, Artifact], tuple[Artifact, ...]]
+    needed: Callable[[RunConfig], bool] = lambda config: False
+    optional: bool = False
     part: Part | None = None
     extra: bool = False
     units: str = ""
 
 
-def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
-    """All artifacts that a run needs, in the order in which they are made. Evaluations are not among them."""
-    shards = shards_of(config) if config.partition.given else ()
-    others = (each for each in trained_of(config) if each.kind != "expert")
-    return (
-        *beginnings_of(config),
-        *row_artifacts(config),
-        *shards,
-        PARTITION,
-        *experts_of(config),
-        *replays_of(config),
-        *others,
-    )
-
-
-def row_artifacts(config: RunConfig) -> tuple[Artifact, ...]:
-    """The artifacts of prepared rows: a single one, or one per owner if owners give their shards."""
-    return tuple(owner_rows(cluster) for cluster in _clusters(config)) if config.partition.given else (ROWS,)
+def needed_of(config: RunConfig, kind: str) -> tuple[Artifact, ...]:
+    """The artifacts of a kind that a run needs. Of rows it is a single one, or one for each owner of a given shard."""
+    row = KINDS[kind]
+    if not row.needed(config):
+        return ()
+    single = row.path if row.member is None or not config.partition.given else None
+    return (Artifact(single),) if single else _by_cluster(config, kind)
 
 
 def shards_of(config: RunConfig) -> tuple[Artifact, ...]:
     """The shards by cluster."""
-    return tuple(shard(cluster) for cluster in _clusters(config))
+    return _by_cluster(config, "shard")
 
 
 def experts_of(config: RunConfig) -> tuple[Artifact, ...]:
     """The experts by cluster."""
-    return tuple(expert(cluster) for cluster in _clusters(config))
+    return _by_cluster(config, "expert")
 
 
 def replays_of(config: RunConfig) -> tuple[Artifact, ...]:
     """Replays by cluster: the images that a router is trained on instead of rows. Empty if it is trained on rows."""
-    return tuple(replay(cluster) for cluster in _clusters(config)) if config.router.replay else ()
-
-
-def beginnings_of(config: RunConfig) -> tuple[Artifact, ...]:
-    """Weights of other runs that training jobs begin with; empty if all begin with random weights."""
-    return tuple(dict.fromkeys(each for job in trained_of(config) for each in beginning_of(config, job)))
-
-
-def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
-    """The weights of another run that a training job begins with, if any: one artifact or none."""
-    part = part_of(artifact)
-    init = train_of(config, part).init_from if part else None
-    if init is None:
-        return ()
-    return (_member("beginning", artifact.replace("/", "-") if init.network == "own" else str(part)),)
+    return needed_of(config, "replay")
 
 
 def part_of(artifact: Artifact) -> Part | None:
@@ -159,9 +137,7 @@ def part_of(artifact: Artifact) -> Part | None:
 
 def trained_of(config: RunConfig) -> tuple[Artifact, ...]:
     """Everything that training jobs make. If owners give their shards, nothing that needs all rows in one place."""
-    if config.partition.given:
-        return (*experts_of(config), *((ROUTER,) if config.router.replay else ()))
-    return (*experts_of(config), ROUTER, MONOLITH, STUDENT)
+    return tuple(each for kind, row in KINDS.items() if row.stage == "train" for each in needed_of(config, kind))
 
 
 def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact, ...]:
@@ -169,19 +145,20 @@ def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact
     return tuple(each for each in trained_of(config) if each.kind not in EXTRAS or each.kind in extras)
 
 
-def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
-    """The artifacts that an artifact is made from."""
-    return (*KINDS[artifact.kind].inputs(config, artifact), *beginning_of(config, artifact))
+def _by_cluster(config: RunConfig, kind: str) -> tuple[Artifact, ...]:
+    return tuple(_member(kind, cluster) for cluster in range(config.partition.num_clusters))
 
 
-def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
-    """The artifact that the stage makes to make this one: the partition for its parts, except for owners' shards."""
-    part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
-    return PARTITION if part else artifact
+def _always(config: RunConfig) -> bool:
+    return True
 
 
-def _clusters(config: RunConfig) -> range:
-    return range(config.partition.num_clusters)
+def _if_pooled(config: RunConfig) -> bool:
+    return not config.partition.given
+
+
+def _if_replayed(config: RunConfig) -> bool:
+    return bool(config.router.replay)
 
 
 def _rows_read(config: RunConfig) -> tuple[str, ...]:
@@ -245,25 +222,39 @@ KINDS = {
         member="rows/cluster={:03d}",  # one owner's
         stage="prepare",
         info=RowsInfo,
+        needed=_always,
         reads=_rows_read,
         inputs=lambda *_: (),
         units="units of the source",
     ),
     "centroids": _partitioned(path="partition/centroids", info=CentroidsInfo, inputs=lambda *_: (ROWS,)),
-    "shard": _partitioned(member="partition/shards/cluster={:03d}", info=ShardInfo, inputs=_rows_of_shard),
-    "partition": _partitioned(path="partition", info=PartitionInfo, inputs=_rows_of_partition),
-    "report": _partitioned(path="partition/report", info=ReportInfo, inputs=lambda *_: (PARTITION,)),
-    "expert": _trained("expert", member="experts/{:03d}", inputs=_shard_of_expert),
-    "router": _trained("router", path="router", inputs=_examples_of_router),
-    "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,), extra=True),
-    "student": _trained("expert", "student", path="student", inputs=_teachers_of_student, extra=True),
+    "shard": _partitioned(
+        member="partition/shards/cluster={:03d}",
+        info=ShardInfo,
+        inputs=_rows_of_shard,
+        needed=lambda config: config.partition.given,
+    ),
+    "partition": _partitioned(path="partition", info=PartitionInfo, inputs=_rows_of_partition, needed=_always),
+    "report": _partitioned(path="partition/report", info=ReportInfo, inputs=lambda *_: (PARTITION,), optional=True),
+    "expert": _trained("expert", member="experts/{:03d}", inputs=_shard_of_expert, needed=_always),
     "replay": Kind(
         member="replay/cluster={:03d}",
         stage="replay",
         info=ShardInfo,
         reads=_constant(*_TRAINED, "expert", "sample", "router.replay"),
         inputs=_expert_of,
+        needed=_if_replayed,
         units="portions of images",
+    ),
+    "router": _trained(
+        "router",
+        path="router",
+        inputs=_examples_of_router,
+        needed=lambda config: _if_pooled(config) or _if_replayed(config),
+    ),
+    "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,), needed=_if_pooled, extra=True),
+    "student": _trained(
+        "expert", "student", path="student", inputs=_teachers_of_student, needed=_if_pooled, extra=True
     ),
     "evaluation": Kind(
         member="eval/{}",
@@ -271,6 +262,7 @@ KINDS = {
         info=EvaluationInfo,
         reads=_constant("evaluate", "sample"),
         inputs=lambda config, _: trained_of(config),
+        optional=True,
         units="portions of images",
     ),
     "reference": Kind(
@@ -279,11 +271,10 @@ KINDS = {
         info=ReferenceInfo,
         reads=_constant("data", "partition.num_clusters", "evaluate.features", "evaluate.real_rows", "evaluate.seed"),
         inputs=lambda *_: (PARTITION,),
+        optional=True,
     ),
 }
 
-EVALUATIONS = "eval"
-"""Folder of all evaluations."""
 REFERENCES = "references"
 """Folder of all references."""
 ROWS: Artifact = Artifact("rows")

@@ -1,7 +1,6 @@
 """Run: a directory or prefix that holds one training of one mixture, with the layout of `graph.py`."""
 
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.run.identity import completed, fields_of
 from ddm_ray.run.info import Info, RowsInfo
 from ddm_ray.run.inheriting import InheritingStore
+from ddm_ray.run.inputs import committed_by_stage, inputs
 from ddm_ray.run.manifest import NAME, SCHEMA, FileRecord, Identity, Manifest, drift, read_manifest, read_verified
 from ddm_ray.spelling import printable
 from ddm_ray.store.checksummed import RECORD_BYTES, seal, unseal
@@ -154,11 +154,6 @@ class Run:
         """All expert artifacts, by cluster."""
         return graph.experts_of(self.config)
 
-    def evaluations(self) -> list[Artifact]:
-        """All evaluations that have begun, by name. Folders with an invalid name are skipped."""
-        names = self.store.folders(graph.EVALUATIONS)
-        return [graph.evaluation(name) for name in names if re.fullmatch(graph.NAME_PATTERN, name)]
-
     def identity(self, artifact: Artifact, unread: tuple[type[DDMError], ...] = ()) -> Identity:
         """The identity that the artifact would have now. Inputs that aren't here (another site's) are left out.
 
@@ -178,7 +173,7 @@ class Run:
 
     def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
         """The artifacts that an artifact is made from."""
-        return graph.inputs(self.config, artifact)
+        return inputs(self.config, artifact)
 
     def by_hand(self, artifact: Artifact) -> bool:
         """True if others use the artifact only after a person has accepted it: what islands make from rows."""
@@ -281,7 +276,7 @@ class Run:
 
     def make(self, artifact: Artifact) -> Make:
         """The remedy for a missing artifact."""
-        return Make(self.url, graph.committed_by_stage(self.config, artifact))
+        return Make(self.url, committed_by_stage(self.config, artifact))
 
     def remake(self, artifact: Artifact, delete: str | None = None) -> Make:
         """The remedy for a damaged artifact: delete it, or its file at the URL `delete`, and make it again."""

@@ -4,6 +4,7 @@ from ddm_ray import __version__
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.run.graph import PARTITION, ROWS, Artifact
 from ddm_ray.run.info import EvaluationInfo, PartitionInfo, RowsInfo, TrainedInfo
+from ddm_ray.run.inventory import evaluations
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import ModelKind
 
@@ -99,7 +100,7 @@ def _rows(run: Run) -> str:
 
 def _measured(run: Run, kind: str) -> str:
     tables = []
-    for artifact in run.evaluations():
+    for artifact in evaluations(run):
         try:
             manifest = run.finished(artifact)
         except (CorruptArtifact, DriftError):

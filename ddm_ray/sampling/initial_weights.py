@@ -17,8 +17,9 @@ from ddm_ray.models import weights
 from ddm_ray.models.fingerprints import fingerprint_of
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.spec import spec_of
-from ddm_ray.run.graph import EXTRAS, Artifact, beginning_of, part_of, trained_of
+from ddm_ray.run.graph import EXTRAS, Artifact, part_of, trained_of
 from ddm_ray.run.info import BeginningInfo
+from ddm_ray.run.inputs import beginning_of
 from ddm_ray.run.manifest import FileRecord
 from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling.run_models import NETWORK, parse_network

@@ -22,6 +22,7 @@ from ddm_ray.models.spec import spec_of
 from ddm_ray.parsing import parse_object
 from ddm_ray.run.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.run.info import EvaluationInfo, PartitionInfo
+from ddm_ray.run.inventory import evaluations
 from ddm_ray.run.manifest import Identity, drift
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
@@ -179,7 +180,7 @@ def sampling_settings(run: Run, kind: ModelKind = "mixture") -> SamplingSettings
     settings = settings_of(run, kind)
     if settings.strategy is not None:
         return settings
-    for artifact in run.evaluations():
+    for artifact in evaluations(run):
         try:
             manifest = run.finished(artifact)
         except (CorruptArtifact, DriftError):

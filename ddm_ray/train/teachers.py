@@ -22,8 +22,9 @@ from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.jobs.published import Weights
 from ddm_ray.models.spec import spec_of
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.run.graph import PARTITION, ROUTER, Artifact, beginning_of
+from ddm_ray.run.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.run.info import PartitionInfo
+from ddm_ray.run.inputs import beginning_of
 from ddm_ray.run.manifest import verify
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.driver import Experts, answers

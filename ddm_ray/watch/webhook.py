@@ -6,7 +6,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from urllib.parse import urlsplit
 
 from ddm_ray.errors import ConfigError
@@ -16,7 +15,6 @@ from ddm_ray.watch.events import Event
 TIMEOUT = 10.0
 PAUSES = (1.0, 4.0, 16.0)
 """Pauses in seconds before the next tries."""
-MAX_WAITING = 100
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -47,23 +45,19 @@ class Webhook:
             )
         self._url, self._warn, self._pauses = url, warn, pauses
         self._name = f"webhook {host}"
-        self._waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)
+        self._waiting = queue.SimpleQueue[Event | None]()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._deliver, name="webhook", daemon=True)
         self._thread.start()
 
     def post(self, event: Event) -> None:
         """Queue the event for delivery and return at once."""
-        try:
-            self._waiting.put_nowait(event)
-        except queue.Full:
-            self._drop(event, f"{MAX_WAITING} others are waiting")
+        self._waiting.put(event)
 
     def close(self, seconds: float = TIMEOUT) -> None:
         """Deliver the queued events, with one try each, for at most `seconds`; drop the others."""
         self._closing.set()
-        with suppress(queue.Full):
-            self._waiting.put(None, timeout=seconds)
+        self._waiting.put(None)
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._warn(f"{self._name} doesn't answer: events that it didn't get yet are dropped")
@@ -75,13 +69,10 @@ class Webhook:
                 if reason is None:
                     break
                 if pause is None or self._closing.is_set():
-                    self._drop(event, reason)
+                    self._warn(f"{self._name}: {reason}; dropped: {event.text}")
                     break
                 self._warn(f"{self._name}: {reason}; trying again in {pause:g} s: {event.text}")
                 self._closing.wait(pause)
-
-    def _drop(self, event: Event, reason: str) -> None:
-        self._warn(f"{self._name}: {reason}; dropped: {event.text}")
 
     def _post(self, event: Event) -> str | None:
         """The reason why the event wasn't delivered; None if it was."""

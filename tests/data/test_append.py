@@ -33,7 +33,7 @@ from ddm_ray.train.teachers import first_model
 from tests.data.appended import assert_fits, make_base, make_data, sums, write_digits
 from tests.data.rows import read_artifact
 from tests.random_run import publish_models
-from tests.storage.artifacts import save_state
+from tests.run.artifacts import save_state
 
 STEPS = {"expert": 20}
 

@@ -1,5 +1,5 @@
-"""A partitioned run whose training nobody has begun, as those of tests/storage have it."""
+"""A partitioned run whose training nobody has begun, as those of tests/run have it."""
 
-from tests.storage.conftest import config, partitioned, run
+from tests.run.conftest import config, partitioned, run
 
 __all__ = ["config", "partitioned", "run"]

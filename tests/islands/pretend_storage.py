@@ -1,6 +1,6 @@
 """Storage, pretended: a store in memory, a run there of which only trainings matter, and trainings without a network.
 
-What they leave is written by the product's own code, or by that of `tests/storage/jobs.py`.
+What they leave is written by the product's own code, or by that of `tests/jobs/attempts.py`.
 """
 
 import json
@@ -18,7 +18,7 @@ from ddm_ray.run.manifest import NAME, Identity, Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from tests.infos import info_of
-from tests.storage.jobs import beat, fail, save
+from tests.jobs.attempts import beat, fail, save
 
 TICK, SAVE, STEPS, DAY = 5.0, 60.0, 20, 86400.0
 UNSEEN = 90.0

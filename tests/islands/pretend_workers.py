@@ -194,7 +194,7 @@ class Process:
             self._release()
 
     def _look(self, now: float) -> None:
-        view = self._board.look(WorkerState.parse(self.id, self._note()))
+        view = self._board.look(WorkerState(id=self.id, **self._note()))
         self.ahead = view.ahead.id if view.ahead else ""
         if view.finished or view.drained is not None:
             self.gone = True

@@ -50,7 +50,7 @@ def job(number: int, work: float = 600.0, holder: str = "", left: float | None =
             [FAST, SLOW],
             "fast",
             None,
-            "experts/000 is trained by slow, 90 s left",
+            "experts/000 is trained by slow",
             id="what is nearly done isn't worth the move",
         ),
         pytest.param([job(0, 1.0, "slow", 1e6)], [FAST, SLOW], "fast", 0, "", id="a slow pace counts, not the work"),

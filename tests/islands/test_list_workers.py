@@ -7,7 +7,7 @@ import pytest
 from ddm_ray.islands.list_workers import WorkerTable
 from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat
 from ddm_ray.store.store import Store
-from tests.storage.conftest import requests
+from tests.run.conftest import requests
 
 __all__ = ["requests"]
 
@@ -71,21 +71,3 @@ def test_a_look_each_15_seconds_lists_and_reads_each_minute(store: Store, reques
     for now in range(15, 615, 15):
         assert len(calls.rows(float(now))) == 8
     assert requests == {"list": 10, "get": 80}
-
-
-def test_those_who_were_killed_are_rarely_read(store: Store, requests: Counter[str]) -> None:
-    """And are seen to be there again, all the same."""
-    for number in range(50):
-        Worker(store, f"island-{number:02d}").beat()
-    back, calls = Worker(store, "back"), WorkerTable(store, 60.0)
-    back.beat()
-    for now in range(0, 1200, 60):
-        calls.rows(float(now))
-    requests.clear()
-    for now in range(1200, 1800, 60):
-        rows = calls.rows(float(now))
-        assert len(rows) == 51 and all(silent for *_, silent in rows)
-    assert requests == {"list": 10, "get": 51}
-    back.beat()
-    heard = {name for now in range(1800, 2400, 60) for name, _, silent in calls.rows(float(now)) if not silent}
-    assert heard == {"back"}

@@ -87,9 +87,6 @@ ENTRYPOINTS = {
     "again": "echo 'error: storage is away'; exit 75",
     "never": "echo 'error: nobody made a key'; echo more; exit 1",
     "lives": "sleep 600",
-    "leaves": "sleep 600",
-    "changes": "exit 1",
-    "comes": "exit 0",
 }
 
 
@@ -110,13 +107,14 @@ def until(conductors: list[JobSupervisor], state: str, island: str, job: int | N
 
 
 @pytest.fixture
-def conduct(brought: Islands) -> Iterator[Callable[..., JobSupervisor]]:
+def conduct(brought: Islands, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., JobSupervisor]]:
     """Begins conductors of islands with these names, which end with the test."""
+    monkeypatch.setattr("ddm_ray.islands.supervisor.RESTART_SECONDS", 1.0)
     with ExitStack() as stack:
 
         def begin(*names: str) -> JobSupervisor:
             islands = brought.named(*names)
-            return stack.enter_context(JobSupervisor(RUN, islands, entrypoint, every=0.3))
+            return stack.enter_context(JobSupervisor(RUN, islands, lambda island: ENTRYPOINTS[island.name], every=0.3))
 
         yield begin
 
@@ -142,44 +140,6 @@ def test_jobs_are_kept_started_by_two_at_once(brought: Islands, conduct: Callabl
     until([newest, *both, later], "running", "lives", 2)
     assert api.job(submission_id(RUN, "lives", 3)) is None
     until([*both, newest], "failed", "never", 2)
-
-
-def entrypoint(island: Island) -> str:
-    """A line of shell that tells all of an island, as those of the product do."""
-    return f"{ENTRYPOINTS[island.name]} # {island.price_per_hour}"
-
-
-def dearer(island: Island) -> Island:
-    return island.model_copy(update={"price_per_hour": 1.0})
-
-
-def test_islands_that_are_new_are_conducted_and_others_left_to_themselves(
-    brought: Islands, conduct: Callable[..., JobSupervisor]
-) -> None:
-    """A job whose island is kept no more goes on; one that failed is started as its changed island is now.
-
-    What somebody stopped stays so, whatever becomes of its island in the file.
-    """
-    supervisor, api = conduct("leaves", "changes"), brought.jobs(brought.names[0])
-    until([supervisor], "failed", "changes", 1)
-    (leaves,) = until([supervisor], "running", "leaves")
-    now = brought.named("changes", "comes")
-    now["changes"] = dearer(now["changes"])
-    supervisor.keep(now)
-    until([supervisor], "failed", "changes", 2)
-    until([supervisor], "done", "comes")
-    assert [job.island for job in supervisor.look()] == ["changes", "comes"]
-    job = api.job(leaves.job)
-    assert job and job.status == "RUNNING"
-    both = brought.named("leaves", "comes")
-    supervisor.keep(both)
-    until([supervisor], "running", "leaves", 1)
-    assert api.stop(leaves.job)
-    until([supervisor], "stopped", "leaves", 1)
-    supervisor.keep({"comes": both["comes"]})
-    supervisor.keep({name: dearer(island) for name, island in both.items()})
-    until([supervisor], "stopped", "leaves", 1)
-    until([supervisor], "done", "comes", 1)
 
 
 def test_the_line_that_does_the_same_by_hand(brought: Islands, tmp_path: Path) -> None:

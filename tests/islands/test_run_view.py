@@ -14,10 +14,10 @@ from ddm_ray.jobs.launches import Launch
 from ddm_ray.run.graph import ROUTER, Artifact, shard
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
-from tests.storage.jobs import beat, fail, finish
+from tests.jobs.attempts import beat, fail
 
 FIRST, SECOND = Artifact("experts/000"), Artifact("experts/001")
-ME = WorkerState("me/0001", beat=1)
+ME = WorkerState(id="me/0001", beat=1)
 
 
 class Eye:
@@ -62,20 +62,6 @@ def test_what_nobody_has_begun_is_free(eye: Eye) -> None:
     assert view.drained is None and view.ahead is None and not view.finished
 
 
-def test_what_is_finished_is_no_job(eye: Eye) -> None:
-    eye.look()
-    for artifact in [*eye.run.experts, ROUTER]:
-        finish(eye.run, artifact)
-    eye.observer.list_next()
-    assert eye.look(1).finished
-
-
-def test_what_its_inputs_miss_is_named(eye: Eye) -> None:
-    eye.run.store.delete_one(f"{shard(0)}/{NAME}")
-    first, second, *_ = eye.look().jobs
-    assert (first.obstacle, second.obstacle) == (f"needs {shard(0)}, which isn't finished", "")
-
-
 def test_the_worker_that_holds_it_owns_it_while_it_beats(eye: Eye) -> None:
     eye.beat("south/0003", holds=FIRST, speed=5.0)
     view = eye.look()
@@ -86,11 +72,6 @@ def test_the_worker_that_holds_it_owns_it_while_it_beats(eye: Eye) -> None:
     assert eye.holder(FIRST, 1) == "south/0003"
     assert eye.holder(FIRST, LEASE_SECONDS + 1) == ""
     assert [worker.id for worker in eye.look().workers] == [ME.id]
-
-
-def test_a_worker_that_has_ended_owns_nothing(eye: Eye) -> None:
-    eye.beat("south/0003", holds=FIRST, ended=True)
-    assert eye.holder(FIRST) == ""
 
 
 def test_an_attempt_that_beats_owns_it_whoever_began_it(eye: Eye) -> None:
@@ -179,13 +160,13 @@ def test_the_oldest_living_worker_of_an_island_works(eye: Eye) -> None:
     eye.beat("south/0001")
     eye.beat("south/0002")
     assert [worker.id for worker in eye.look().workers] == ["south/0001", ME.id]
-    second = eye.observer.look(WorkerState("me/0002", beat=1))
+    second = eye.observer.look(WorkerState(id="me/0002", beat=1))
     assert second.ahead is None, "the first has no note"
     eye.beat("me/0001", host="n7")
-    ahead = eye.observer.look(WorkerState("me/0002", beat=1)).ahead
+    ahead = eye.observer.look(WorkerState(id="me/0002", beat=1)).ahead
     assert ahead is not None and (ahead.id, ahead.host) == ("me/0001", "n7")
     eye.now += LEASE_SECONDS + 1
-    assert eye.observer.look(WorkerState("me/0002", beat=1)).ahead is None
+    assert eye.observer.look(WorkerState(id="me/0002", beat=1)).ahead is None
     assert not eye.run.store.exists(f"islands/me/workers/0001/{HEARTBEAT}"), "nobody has to read it again"
 
 
@@ -219,15 +200,9 @@ def test_inputs_that_are_damaged_stop_no_other_job(eye: Eye) -> None:
     assert first.obstacle.startswith(f"needs {shard(0)}, which is damaged: ") and second.free
 
 
-def test_a_damaged_heartbeat_is_no_sign_of_life(eye: Eye) -> None:
-    eye.run.store.write(f"{claim(eye.run.store, FIRST).prefix}/HEARTBEAT", b"{")
-    assert eye.holder(FIRST) == "attempt 1"
-    assert eye.look(LEASE_SECONDS + 1).jobs[0].free
-
-
 def test_what_may_not_be_deleted_ends_nobody(eye: Eye, monkeypatch: pytest.MonkeyPatch) -> None:
     eye.beat("me/0001")
-    later = WorkerState("me/0002", beat=1)
+    later = WorkerState(id="me/0002", beat=1)
     eye.observer.look(later)
 
     def refuse(key: str) -> None:

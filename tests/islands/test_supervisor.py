@@ -3,8 +3,7 @@
 import pytest
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.islands.jobs import SubmittedJob
-from ddm_ray.islands.supervisor import JobSupervisor, complaint, last, pause, short_lived, submission_id
+from ddm_ray.islands.supervisor import JobSupervisor, complaint, last, submission_id
 from ddm_ray.placement import Island
 
 
@@ -18,35 +17,6 @@ def test_an_id_is_the_same_for_all_who_submit_the_same_and_another_for_all_else(
     assert len(set(ids)) == len(ids)
     assert submission_id("s3://lab/run7", "north", 2) == submission_id("s3://lab/run7", "north", 2)
     assert all(set(each) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") and len(each) < 80 for each in ids)
-
-
-def test_pauses_double_up_to_a_minute() -> None:
-    assert [pause(short) for short in range(10)] == [1, 1, 2, 4, 8, 16, 32, 60, 60, 60]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "short"),
-    [
-        ([], 0),
-        ([5], 1),
-        ([5, 5], 2),
-        ([5, 5, 700], 0),
-        ([5, 700, 5], 1),
-        ([5, None, 5, 599], 2),
-        ([5] * 300, 7),
-    ],
-)
-def test_pauses_go_on_where_another_conductor_left_them(seconds: list[float | None], short: int) -> None:
-    """They are counted from what the island has of its jobs; all of these ended."""
-    jobs = {number: SubmittedJob(f"{number}", "FAILED", seconds=each) for number, each in enumerate(seconds, start=1)}
-    asked: list[int] = []
-
-    def ask(number: int) -> SubmittedJob | None:
-        asked.append(number)
-        return jobs.get(number)
-
-    assert short_lived(ask, len(seconds)) == short
-    assert len(asked) <= 7
 
 
 @pytest.mark.parametrize("newest", [0, 1, 2, 3, 7, 8, 9, 100, 1023])

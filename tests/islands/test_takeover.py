@@ -11,7 +11,7 @@ from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.stops import launch_stop_key
 from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
-from tests.storage.jobs import beat, fail
+from tests.jobs.attempts import beat, fail
 
 JOB = expert(0)
 

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ddm_ray.cli import main
 from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.jobs.status import status
@@ -36,7 +38,7 @@ def test_an_island_trains_all_that_is_left_model_by_model(island: Island, run: R
     for artifact in trained_of(run.config):
         assert bool(run.finished(artifact)) == (artifact.kind not in EXTRAS)
     assert Attempt(run.store, SECOND, 1).claim()["island"] == "north"
-    assert "no island is at work" in ddm("islands", "list", run.url).stdout
+    assert "no island is at work" in call("islands", "list", run.url)[1]
 
 
 def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path:
             return bool(job and job.value("loss"))
 
         wait_for(trains, 120, log.read_text)
-        listed = ddm("islands", "list", run.url).stdout
+        listed = call("islands", "list", run.url)[1]
         assert listed.startswith("north ") and "trains experts/000" in listed
         for pid in family(work.pid):  # as `ray job stop` does
             os.kill(pid, signal.SIGTERM)
@@ -65,26 +67,31 @@ def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path:
     assert "its process is to end" in str(left.job.failure)
 
 
+def call(*words: str) -> tuple[int, str]:
+    """Exit code and output of a command, here in this process."""
+    done = CliRunner().invoke(main, words)
+    return done.exit_code, done.output
+
+
 def test_requests_are_made_and_taken_back_by_words(run: Run) -> None:
-    stop = ddm("islands", "stop", run.url, "expert", "0", "--why", "its rows are looked at")
-    assert stop.stdout.startswith("experts/000 is asked to stop; take that back with: ddm islands resume ")
+    stop = call("islands", "stop", run.url, "expert", "0", "--why", "its rows are looked at")
+    assert stop[1].startswith("experts/000 is asked to stop; take that back with: ddm islands resume ")
     assert status(run, FIRST).state == "waiting", "only a listing knows"
     refused = ddm("train", run.url, "expert", "0")
     assert refused.returncode == 1
     assert "experts/000 is stopped, its rows are looked at; take that back with: ddm islands resume" in refused.stderr
-    assert f"stopped     0%  experts/000 is stopped; take that back with: ddm islands resume {run.url} expert 0" in (
-        ddm("status", run.url).stdout
-    )
-    assert ddm("islands", "resume", run.url, "expert", "0").stdout == "experts/000 may be trained again\n"
-    assert "there is no request to stop" in ddm("islands", "resume", run.url, "expert", "0").stdout
+    stopped = "stopped     0%  experts/000 is stopped; take that back with: ddm islands resume"
+    assert f"{stopped} {run.url} expert 0" in call("status", run.url)[1]
+    assert call("islands", "resume", run.url, "expert", "0") == (0, "experts/000 may be trained again\n")
+    assert "there is no request to stop" in call("islands", "resume", run.url, "expert", "0")[1]
     for words, error in (
         (("stop", run.url, "expert", "7"), "expert 7: "),
         (("resume", run.url, "expert", "x"), "expert x: an island's name, or a model"),
         (("drain", run.url, "a/b"), "island 'a/b': use letters, digits, dots, dashes and underscores"),
     ):
-        answer = ddm("islands", *words)
-        assert answer.returncode == 1 and error in answer.stderr and "Traceback" not in answer.stderr
-    drained = ddm("islands", "drain", run.url, "north", "--why", "moving day")
-    assert "island north is asked to leave; take that back with" in drained.stdout
+        code, text = call("islands", *words)
+        assert code == 1 and error in text
+    drained = call("islands", "drain", run.url, "north", "--why", "moving day")
+    assert "island north is asked to leave; take that back with" in drained[1]
     ended = ddm("work", run.url, "--island", "north")
     assert (ended.returncode, ended.stdout) == (0, "north: island north is drained: moving day\n")

@@ -6,7 +6,7 @@ from threading import Timer
 
 import pytest
 
-from ddm_ray.errors import GaveUp, RayAway, Stopped, StorageError, TrainingError
+from ddm_ray.errors import GaveUp, RayAway, StorageError, TrainingError
 from ddm_ray.islands import run_view, work
 from ddm_ray.islands.run_view import RunObserver, take_key
 from ddm_ray.islands.work import IslandWorker
@@ -18,7 +18,7 @@ from ddm_ray.jobs.status import Status, status
 from ddm_ray.run.graph import ROUTER, STUDENT, Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
-from tests.storage.jobs import beat, fail, finish
+from tests.jobs.attempts import beat, fail, finish
 
 Train = Callable[[Run, Launch, Callable[[list[Status]], None]], None]
 FIRST = Artifact("experts/000")
@@ -252,20 +252,6 @@ def test_a_request_to_leave_that_storage_refuses_is_made_again(partitioned: Run,
         look(stopper, known)
     look(stopper, known)
     assert stops.asked(store, stops.launch_stop_key(launch)) == "moving day"
-
-
-def test_with_nothing_to_save_it_leaves_at_once(partitioned: Run, heartbeat: WorkerHeartbeat) -> None:
-    launch = Launch(FIRST, island="north")
-    stopper = work._Stopper(partitioned.store, launch, lambda: False)
-    waiting = status(partitioned, FIRST)
-    look(stopper, waiting)
-    stops.ask(partitioned.store, stops.stop_key(FIRST), "its rows are wrong")
-    with pytest.raises(Stopped, match="its rows are wrong"):
-        look(stopper, waiting)
-    stops.take_back(partitioned.store, stops.stop_key(FIRST))
-    stops.ask(partitioned.store, stops.drain_key("north"))
-    with pytest.raises(Stopped, match="left with nothing to save, asked by"):
-        look(stopper, waiting)
 
 
 def look(stopper: "work._Stopper", known: Status) -> None:

@@ -17,7 +17,8 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifa
 from ddm_ray.jobs.published import Weights
 from ddm_ray.models.spec import spec_of
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, beginning_of, beginnings_of, expert
+from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, expert
+from ddm_ray.run.inputs import beginning_of, beginnings_of
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling.dense_export import save_dense

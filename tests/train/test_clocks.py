@@ -12,8 +12,8 @@ from ddm_ray.jobs.status import Status
 from ddm_ray.store.store import Store
 from ddm_ray.watch.gauges import gauge_values
 from tests.conftest import ROOT, wait_for
+from tests.jobs.attempts import age
 from tests.random_run import make_data
-from tests.storage.jobs import age
 from tests.train.test_telemetry import events_of
 
 DAY = 86400.0

@@ -33,7 +33,7 @@ from tests.conftest import ROOT
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Wire, leading_through
 from tests.serve.conftest import free_port
-from tests.storage.policies import FOLDER, Policies, policy, signed_by
+from tests.train.policies import FOLDER, Policies, policy, signed_by
 
 URL = f"s3://{BUCKET}/lab/run"
 SHORT = tuple(f"{job}.train.steps=8" for job in ("expert", "router"))

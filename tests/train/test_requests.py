@@ -17,10 +17,10 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.store.retries import LONG_RETRIES
 from ddm_ray.train import worker
 from tests.data.s3 import BUCKET, s3_server, upload
+from tests.jobs.attempts import beat
+from tests.jobs.fleet import ATTEMPTS, make_fleet
 from tests.random_run import make_data
 from tests.s3_wire import Fault, Wire, leading_through
-from tests.storage.fleet import ATTEMPTS, make_fleet
-from tests.storage.jobs import beat
 from tests.train.conftest import SHORT
 
 TRAINING, FINISHED = 3, 2

@@ -12,8 +12,8 @@ from ddm_ray.jobs.judge import Sightings
 from ddm_ray.jobs.observer import observe
 from ddm_ray.jobs.status import survey
 from ddm_ray.watch.live_view import LiveView
+from tests.jobs.attempts import beat, fail
 from tests.random_run import make_data
-from tests.storage.jobs import beat, fail
 
 
 def drawn(view: LiveView, width: int) -> list[str]:

@@ -5,23 +5,29 @@ import signal
 import socket
 import subprocess
 import urllib.request
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
+from ddm_ray.islands.list_workers import WorkerTable
 from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.observer import Observer
 from ddm_ray.jobs.status import Status, survey
 from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT
 from ddm_ray.run.run import Run
-from ddm_ray.watch.gauges import Gauges
+from ddm_ray.watch import loop
+from ddm_ray.watch.gauges import Gauges, gauge_values
+from ddm_ray.watch.live_view import LiveView
 from ddm_ray.watch.loop import trained
 from tests.conftest import BIN, heed_ctrl_c, wait_for
+from tests.jobs.attempts import beat, fail, finish
 from tests.random_run import make_data, make_run
-from tests.storage.jobs import beat, fail, finish
 from tests.watch.hooks import hook_server
 
 
@@ -111,28 +117,6 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     assert "Traceback" not in printed
 
 
-def test_islands_are_in_the_table_while_they_are_at_work(tmp_path: Path) -> None:
-    """And in the table of a run without any there is no word on them."""
-    run, log = make_data(f"{tmp_path}/run", num_rows=60), tmp_path / "log"
-    finish(run, run.experts[0])
-    watching = start(run, log)
-    try:
-        wait_for(lambda: "experts/000  100%" in log.read_text(), 60, log.read_text)
-        assert "waits" not in log.read_text() and "worker" not in log.read_text()
-        with WorkerHeartbeat(run.store, "north", holds="experts/001"), WorkerHeartbeat(run.store, "south", waits="all"):
-            seen = r"^north +33%  trains experts/001 \(worker 1 on .*\)\nsouth +33%  waits: all \(worker 1 on"
-            wait_for(lambda: re.search(seen, log.read_text(), re.MULTILINE), 20, log.read_text)
-        # A row is logged each ten seconds.
-        wait_for(lambda: re.search("^south +33%  has left", log.read_text(), re.MULTILINE), 30, log.read_text)
-        for artifact in (*run.experts[1:], ROUTER):
-            finish(run, artifact)
-        assert watching.wait(20) == 0
-    finally:
-        watching.kill()
-        watching.wait()
-    assert "Traceback" not in log.read_text()
-
-
 def test_a_dead_webhook_and_ctrl_c(tmp_path: Path) -> None:
     run, log = make_data(f"{tmp_path}/run", num_rows=60), tmp_path / "log"
     fail(claim(run.store, "experts/001"), "[Errno 28] no space left")
@@ -152,26 +136,81 @@ def test_a_dead_webhook_and_ctrl_c(tmp_path: Path) -> None:
     assert "secret" not in printed and "Traceback" not in printed
 
 
-def test_storage_that_goes_away_is_waited_for(tmp_path: Path) -> None:
-    run, log, port = make_data(f"{tmp_path}/run", num_rows=60), tmp_path / "log", free_port()
+class View(LiveView):
+    """A live view that keeps what it shows: fraction, note and alarm by name."""
+
+    def __init__(self) -> None:
+        super().__init__("watching", [], clock=False)
+        self.shown: dict[str, tuple[float, str, bool]] = {}
+
+    def show(self, name: str, fraction: float, note: str, alarm: bool = False) -> None:
+        self.shown[name] = (fraction, note, alarm)
+
+
+@pytest.fixture
+def view(monkeypatch: pytest.MonkeyPatch) -> View:
+    view = View()
+    monkeypatch.setattr(loop, "LiveView", lambda *_, **options: view)
+    return view
+
+
+def watch(run: Run, between: Iterator[None], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Watch in this process until the run is trained, and go on with `between` after each look; the warnings."""
+    warnings: list[str] = []
+    monkeypatch.setattr("time.sleep", lambda _: next(between))
+    loop.watch(run, list, str, warnings.append, 1.0, 60.0, islands=WorkerTable(run.store, 0.0).rows)
+    return warnings
+
+
+def test_islands_are_in_the_table_while_they_are_at_work(
+    tmp_path: Path, view: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in the table of a run without any there is no word on them."""
+    run = make_data(f"{tmp_path}/run", num_rows=60)
+    finish(run, run.experts[0])
+
+    def between() -> Iterator[None]:
+        assert not {"north", "south"} & view.shown.keys()
+        with WorkerHeartbeat(run.store, "north", holds="experts/001"), WorkerHeartbeat(run.store, "south", waits="all"):
+            yield
+            for name, doing in (("north", "trains experts/001"), ("south", "waits: all")):
+                fraction, text, alarm = view.shown[name]
+                assert fraction == pytest.approx(1 / 3) and text.startswith(f"{doing} (worker 1 on ") and not alarm
+        yield
+        assert view.shown["south"] == (pytest.approx(1 / 3), "has left", False)
+        for artifact in (*run.experts[1:], ROUTER):
+            finish(run, artifact)
+        yield
+
+    assert watch(run, between(), monkeypatch) == []
+
+
+def test_storage_that_goes_away_is_waited_for(tmp_path: Path, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_data(f"{tmp_path}/run", num_rows=60)
     beat(claim(run.store, "experts/000"), 1, 75)
-    watching = start(run, log, "--prometheus", str(port))
-    folder = Path(run.url)
-    try:
-        wait_for(lambda: "step 75/300" in log.read_text(), 60, log.read_text)
+
+    def between() -> Iterator[None]:
+        folder = Path(run.url)
         folder.rename(tmp_path / "aside")
         folder.symlink_to(folder)  # a loop: nothing below can be asked for
-        wait_for(lambda: "storage can't be asked, trying on: " in log.read_text(), 20, log.read_text)
-        then = scrape(port, run, "experts/000")["ddm_silent_seconds"]
-        wait_for(lambda: scrape(port, run, "experts/000")["ddm_silent_seconds"] > then + 1, 10)
+        yield
+        yield
+        assert view.shown["experts/000"][1].startswith("step 75/300")
         folder.unlink()
         (tmp_path / "aside").rename(folder)
         for artifact in (*run.experts, ROUTER):
             finish(run, artifact)
-        assert watching.wait(20) == 0
-    finally:
-        watching.kill()
-        watching.wait()
+        yield
+
+    (warning,) = watch(run, between(), monkeypatch)
+    assert warning.startswith("storage can't be asked, trying on: ")
+
+
+def test_a_job_is_silent_for_longer_the_older_the_survey_is(tmp_path: Path) -> None:
+    run = make_data(f"{tmp_path}/run", num_rows=60)
+    beat(claim(run.store, "experts/000"), 1, 75)
+    (begun,) = [each for each in Observer(run, partial(survey, run)).look(0.0) if each.artifact == "experts/000"]
+    assert [gauge_values(begun, age)["ddm_silent_seconds"] for age in (0.0, 7.0)] == [0.0, 7.0]
 
 
 def test_what_is_waited_for(tmp_path: Path) -> None:

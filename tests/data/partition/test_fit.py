@@ -23,7 +23,7 @@ from ddm_ray.run.run import Run
 from tests.data.appended import assert_fits, make_base, make_data, write_digits
 from tests.data.rows import read_artifact
 from tests.random_run import publish_models
-from tests.storage.artifacts import save_state
+from tests.run.artifacts import save_state
 
 STEPS = {"expert": 20}
 

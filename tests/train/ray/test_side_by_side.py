@@ -20,8 +20,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.train.ray import launch
 from ddm_ray.train.ray.launch import TrainingsFailed, train_all
 from ddm_ray.train.ray.room import has_room
+from tests.jobs.attempts import beat
 from tests.random_run import make_run
-from tests.storage.jobs import beat
 
 SETTINGS = ("expert.train.steps=20", "router.train.learning_rate=1e30", "student.teacher=full")
 ISLAND = "islands: {wide: {resources_per_worker: {CPU: 3}, checkpoint_steps: 10}}"

@@ -1,0 +1,35 @@
+"""The artifacts that a run of a configuration needs, and those that each of them is made from."""
+
+from ddm_ray.config import RunConfig
+from ddm_ray.config.longer import train_of
+from ddm_ray.run.graph import KINDS, PARTITION, Artifact, needed_of, part_of, trained_of
+
+
+def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
+    """All artifacts that a run needs, in the order in which they are made: that of `KINDS`."""
+    return (*beginnings_of(config), *(artifact for kind in KINDS for artifact in needed_of(config, kind)))
+
+
+def beginnings_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """Weights of other runs that training jobs begin with; empty if all begin with random weights."""
+    return tuple(dict.fromkeys(each for job in trained_of(config) for each in beginning_of(config, job)))
+
+
+def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The weights of another run that a training job begins with, if any: one artifact or none."""
+    part = part_of(artifact)
+    init = train_of(config, part).init_from if part else None
+    if init is None:
+        return ()
+    return (Artifact(f"beginnings/{artifact.replace('/', '-') if init.network == 'own' else part}"),)
+
+
+def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The artifacts that an artifact is made from."""
+    return (*KINDS[artifact.kind].inputs(config, artifact), *beginning_of(config, artifact))
+
+
+def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
+    """The artifact that the stage makes to make this one: the partition for its parts, except for owners' shards."""
+    part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
+    return PARTITION if part else artifact

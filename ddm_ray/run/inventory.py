@@ -1,0 +1,34 @@
+"""The artifacts of a run: those that it needs, and those that it has without needing them."""
+
+import re
+
+from ddm_ray.run.graph import KINDS, NAME_PATTERN, Artifact
+from ddm_ray.run.inputs import artifacts
+from ddm_ray.run.run import Run
+
+
+def inventory(run: Run) -> list[Artifact]:
+    """All artifacts that a run needs, or has or may have without needing them, in the order in which they are made."""
+    order = list(KINDS)
+    every = [*artifacts(run.config), *(artifact for kind in KINDS for artifact in optional(run, kind))]
+    return sorted(every, key=lambda artifact: order.index(artifact.kind))
+
+
+def optional(run: Run, kind: str) -> list[Artifact]:
+    """The artifacts of a kind that a run may have without needing them; of a kind with many, those that have begun.
+
+    Folders with an invalid name are skipped.
+    """
+    row = KINDS[kind]
+    if not row.optional:
+        return []
+    if row.path:
+        return [Artifact(row.path)]
+    folder = (row.member or "").partition("/")[0]
+    names = run.store.folders(folder)
+    return [Artifact(f"{folder}/{name}") for name in names if re.fullmatch(NAME_PATTERN, name)]
+
+
+def evaluations(run: Run) -> list[Artifact]:
+    """All evaluations that have begun, by name."""
+    return optional(run, "evaluation")
