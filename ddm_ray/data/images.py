@@ -69,15 +69,13 @@ _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END = b"\xff\xd9"
 
 
-def decode(
-    encoded: bytes | None, shape: tuple[int, int, int], shrink: bool = True, fit: FitName = "crop"
-) -> np.ndarray:
+def decode(encoded: bytes | None, shape: tuple[int, int, int], fit: FitName = "crop") -> np.ndarray:
     """Decode the first frame, upright and over white, and resize it: pixels_HWC uint8 of `shape` (C, H, W).
 
     `fit`: keep the centre of an image of other proportions (crop), all of it between black bars (pad), or all of it
-    distorted. An image that already has the size keeps its pixels. With `shrink`, a JPEG or an image of more than
-    2^24 pixels is first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends
-    early, and for more than MAX_PIXELS or MAX_SCANS; `rejection` turns it into a line.
+    distorted. An image that already has the size keeps its pixels. A JPEG, or an image of more than 2^24 pixels, is
+    first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends early, and for
+    more than MAX_PIXELS or MAX_SCANS; `rejection` turns it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
@@ -89,12 +87,12 @@ def decode(
         extent: Sequence[float] | None = None  # the exact size, if it isn't the number of pixels
         if isinstance(opened, JpegImageFile):
             _check_scans(encoded)
-            drafted = opened.draft(None, (2 * max(width, height),) * 2) if shrink else None
+            drafted = opened.draft(None, (2 * max(width, height),) * 2)
             extent = drafted[1][2:] if drafted and drafted[1][2:] != opened.size else None
         opened.load()
         turn = _orientation(opened)
         size = (height, width) if turn in _SIDEWAYS else (width, height)
-        if shrink and opened.width * opened.height > _LARGE:
+        if opened.width * opened.height > _LARGE:
             image = _shrunk(opened, extent or opened.size, mode, size, fit)
         else:
             image = _plain(opened, mode, opened.format)

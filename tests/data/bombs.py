@@ -219,7 +219,7 @@ def main(source: str, image_size: int) -> None:
 
     def task() -> None:
         for unit in opened.list().units:
-            for chunk in read_decoded(unit, (), opened, config, shrink=True):
+            for chunk in read_decoded(unit, (), opened, config):
                 chunk_rows.append(len(chunk.rows.ids) + len(chunk.rows.rejected))
                 outcomes.update(dict.fromkeys(chunk.rows.ids, ""))
                 outcomes.update((row["id"], row["reason"]) for row in chunk.rows.rejected)

@@ -110,7 +110,7 @@ def commit(
         classes=plan.classes,
         ignored=plan.ignored,
         reasons=_reasons(records),
-        networks=networks_of(chunks, plan),
+        networks=networks_of(chunks),
         versions=installed_versions(),
         credit=named.credit if named else None,
     )

@@ -74,16 +74,9 @@ class Source(Protocol):
         ...
 
     def planned(
-        self,
-        chunk_rows: int,
-        classes: tuple[str, ...] | None,
-        by_values: bool = True,
-        numbered: tuple[str, ...] | None = None,
+        self, chunk_rows: int, classes: tuple[str, ...] | None, numbered: tuple[str, ...] | None = None
     ) -> Self:
-        """The source as a plan reads it: in chunks of `chunk_rows` rows, with a listing's `classes` and `numbered`.
-
-        Without `by_values`, chunks of parquet files end after that many rows, however large the values are.
-        """
+        """The source as a plan reads it: in chunks of `chunk_rows` rows, with a listing's `classes` and `numbered`."""
         ...
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:

@@ -1,6 +1,6 @@
 """Converts what a source states about an image to its condition: a label of the run's classes, or a caption."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from ddm_ray.config import DataConfig
@@ -80,18 +80,13 @@ class Conditioned:
 
     conditions: Conditions
     chunk_rows: int
-    by_values: bool = field(default=True, kw_only=True)
 
     def planned(
-        self,
-        chunk_rows: int,
-        classes: tuple[str, ...] | None,
-        by_values: bool = True,
-        numbered: tuple[str, ...] | None = None,
+        self, chunk_rows: int, classes: tuple[str, ...] | None, numbered: tuple[str, ...] | None = None
     ) -> Self:
         """See Source."""
         conditions = replace(self.conditions, classes=classes, numbered=numbered)
-        return replace(self, chunk_rows=chunk_rows, conditions=conditions, by_values=by_values)
+        return replace(self, chunk_rows=chunk_rows, conditions=conditions)
 
 
 def _in_utf8(caption: str) -> str:

@@ -224,13 +224,14 @@ def test_a_plan_is_made_once_and_holds_the_units(chunks: RowsStore) -> None:
     assert json.loads(chunks.store.read(PLAN))["source"] == "somewhere"
 
 
-def test_a_plan_of_old_reads_parquet_as_it_was_begun(chunks: RowsStore) -> None:
-    plan = SourcePlan("somewhere", 32, None, (Unit("a", 1),), bounded=True)
-    chunks.plan(lambda: plan)
+def test_rows_that_an_older_version_began_are_not_finished(chunks: RowsStore) -> None:
+    plan = begin(chunks)
     fields = unseal(chunks.store.read(PLAN), PLAN)
     assert fields.pop("bounded") is True
     chunks.store.write(PLAN, seal(fields))
     assert chunks.begun() == replace(plan, bounded=False)
+    with pytest.raises(DriftError, match=f"^{chunks.url} was begun by an older version, .*; delete "):
+        prepare(chunks.run, execute=lambda *_: pytest.fail("nothing is made"))
 
 
 def test_a_rivals_plan_counts(chunks: RowsStore) -> None:
