@@ -10,7 +10,7 @@ from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.assignment import assign_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit_clustering, pooled_pixels
 from ddm_ray.data.partition.passes import InProcess
-from ddm_ray.data.partition.sample import LowestKeys, RowSample
+from ddm_ray.data.partition.sample import RowSample
 from ddm_ray.data.schema import images
 from ddm_ray.errors import DataError
 from ddm_ray.run.graph import ROWS
@@ -161,14 +161,6 @@ def test_a_sample_is_of_the_lowest_keys_in_their_order(order_seed):
         assert (features_SD == features_ND[lowest[:most]]).all()
         assert (number_S == lowest[:most]).all()
         assert len(sample) == min(most, 1000)
-
-
-def test_a_slot_is_taken_over_from_a_higher_key():
-    keys, held = LowestKeys(3), {}
-    for offered in ([70, 50], [90, 20], [60], [10, 80, 40]):
-        for row, slot in zip(*keys.offer(np.array(offered, np.uint64)), strict=True):
-            held[slot] = offered[row]
-    assert [held[slot] for slot in keys.sort()] == [10, 20, 40]
 
 
 class CountedArrays:
