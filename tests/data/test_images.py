@@ -9,7 +9,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 from ddm_ray.data import images
 from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MAX_PIXELS, decode, png, rejection, thumbnail
 from tests.data import broken
-from tests.data.bombs import scans
 from tests.data.broken import (
     BROKEN,
     GOOD,
@@ -312,12 +311,3 @@ def test_a_jpeg_that_is_hardly_larger_is_not_drafted(channels, monkeypatch):
     decoded = decode(content, (channels, 32, 32))
     monkeypatch.setattr(JpegImageFile, "draft", lambda image, mode, size: None)
     assert (decode(content, (channels, 32, 32)) == decoded).all()
-
-
-def test_scans_are_counted_where_they_are():
-    with pytest.raises(ValueError, match="a JPEG of more than 100 scans"):
-        decode(scans(101 - 10), RGB)
-    assert decode(scans(100 - 10), RGB).shape == (16, 16, 3)
-    content = encoded(flat((10, 200, 30)), "JPEG", progressive=True, comment=b"\xff\xda" * 300)
-    for more in (b"", b"\xff\xda" * 300):  # as of a film after the picture
-        assert mean(content + more) == pytest.approx((10, 200, 30), abs=3)
