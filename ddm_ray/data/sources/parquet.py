@@ -1,6 +1,5 @@
 """Parquet files in the Hugging Face layout: a column of encoded images, and one of labels or texts."""
 
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -71,15 +70,6 @@ class Parquet(Format):
         where = source.files.where(unit.files[0])
         with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
             return int(pq.read_metadata(opened).num_rows)
-
-    def count_labels(self, source: Collection, unit: Unit) -> Mapping[int, int]:
-        """See Format. Reads only the column of labels."""
-        where = source.files.where(unit.files[0])
-        with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
-            file = pq.ParquetFile(opened)
-            column = _columns(file.schema_arrow, source.conditions, where)[1]
-            counts = pc.value_counts(file.read([column])[column]).to_pylist()
-        return Counter({each["values"]: each["counts"] for each in counts})
 
 
 def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str, ...] | None:

@@ -123,23 +123,6 @@ def test_files_of_other_kinds_are_counted(tmp_path, write):
     assert open_source(CONFIG, "digits").list().ignored == open_source(CONFIG, "shapes:9").list().ignored == {}
 
 
-def test_compressed_tars_are_not_read_and_that_is_said(tmp_path):
-    for name in ("a.tgz", "b.TAR.GZ"):
-        (tmp_path / name).write_bytes(b"of some tar")
-    with pytest.raises(
-        DataError, match=r"2 files \(1 .tgz \(compressed tars aren't read: unpack them\), .*\), none of them"
-    ):
-        open_source(CONFIG, str(tmp_path)).list()
-    (tmp_path / "README").write_text("of no interest")
-    (tmp_path / "v1.0").mkdir()
-    (tmp_path / "v1.0" / "README").touch()
-    write_tar(tmp_path, 5)
-    source = open_source(CONFIG, str(tmp_path))
-    assert len(source.list().units) == 1
-    why = "(compressed tars aren't read: unpack them)"
-    assert source.list().ignored == {f".tgz {why}": 1, f".tar.gz {why}": 1, "without an ending": 2}
-
-
 @pytest.mark.parametrize("write", [write_folder, write_tar, write_parquet])
 def test_a_chunk_ends_where_its_files_are_large(tmp_path, monkeypatch, write):
     write(tmp_path, 45)
