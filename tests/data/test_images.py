@@ -8,7 +8,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.data import images
 from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MAX_PIXELS, decode, png, rejection, thumbnail
-from tests.data import broken
 from tests.data.broken import (
     BROKEN,
     GOOD,
@@ -18,7 +17,6 @@ from tests.data.broken import (
     picture,
     rotated,
     sixteen_bit,
-    translucent,
 )
 
 RGB = (3, 16, 16)
@@ -231,19 +229,6 @@ def test_thumbnails(channels):
         assert np.asarray(image).mean() == pytest.approx(77, abs=2)
     with Image.open(io.BytesIO(thumbnail(pixels_HWC[:8, :8]))) as image:
         assert image.size == (8, 8)
-
-
-def test_the_folder_of_images_is_as_it_says(tmp_path):
-    sound, damaged = broken.write_images(tmp_path, good=60)
-    assert len(sound) == 60 and len(damaged) == broken.NUM_BROKEN
-    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == sound | damaged.keys()
-    for path in sound:
-        decode((tmp_path / path).read_bytes(), RGB)
-    for path in damaged:
-        with pytest.raises(DECODER_ERRORS):
-            decode((tmp_path / path).read_bytes(), RGB)
-    assert translucent(flat((0, 0, 0)), "LA").mode == "LA"
 
 
 def test_images_are_found_by_all_names_of_the_formats_that_are_decoded():

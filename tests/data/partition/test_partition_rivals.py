@@ -3,18 +3,16 @@
 import dataclasses
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from ddm_ray.data.partition import clustering, stage
+from ddm_ray.data.partition import stage
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.errors import CorruptArtifact, DataError
-from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
+from ddm_ray.run.graph import CENTROIDS, PARTITION, owner_rows, shard
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT
@@ -153,25 +151,3 @@ def test_given_shards_of_other_classes_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"counts 9 classes, this run has 10; .*; make partition/shards/cluster=001"):
         partition(run, with_report=False)
     assert not run.finished(PARTITION)
-
-
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_the_next_parts_are_read_while_one_is_used_and_no_more(parted, monkeypatch, ahead):
-    reader = clustering.RowsReader(parted, ROWS)
-    largest = max(reader.manifest.files[name].bytes for name in reader.names)
-    monkeypatch.setattr(clustering, "AHEAD_BYTES", ahead * largest)
-    begun = {name: threading.Event() for name in reader.names}
-    read = reader._read
-
-    def begin(name: str, columns: list[str] | None) -> pa.Table:
-        begun[name].set()
-        return read(name, columns)
-
-    monkeypatch.setattr(reader, "_read", begin)
-    num_rows = 0
-    for number, table in enumerate(reader.parts([], lambda share, note: None)):
-        num_rows += table.num_rows
-        assert all(begun[name].wait(10) for name in reader.names[: number + 1 + ahead])
-        assert not any(begun[name].is_set() for name in reader.names[number + 1 + ahead :])
-    assert num_rows == reader.manifest.info["rows"]
-    assert len(reader.names) > 2

@@ -1,12 +1,9 @@
 """The stage as a user runs it, on an island: the same rows as made in one process, errors in one line."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +13,11 @@ import pytest
 from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
 from ddm_ray.data.prepare import stage
-from ddm_ray.data.prepare.records import RowsRecord
 from ddm_ray.data.schema import images, rows_schema
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.data.sharded.work import Chunk, FinishedChunk
+from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources import Encoded, EncodedChunk, Listing, Unit
 from ddm_ray.errors import ConfigError, DataError, DriftError, RayError
-from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.run.graph import ROWS, owner_rows
 from ddm_ray.run.run import Run
@@ -132,34 +127,6 @@ def test_too_many_rejected_rows_stop_the_stage_and_may_be_allowed(
     assert manifest.info["rows"] + manifest.info["rejected"] == 2050
 
 
-def test_a_source_that_changed_meanwhile_is_told_in_one_line(ray_cluster: str, tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    table = tmp_path / "photos" / "a.parquet"
-    write_digits(table, 100)
-    settings = (f"data.source={tmp_path / 'photos'}", "embedder.dim=8")
-    run = tiny(tmp_path, *settings)
-    with pytest.raises(InterruptedError):
-        prepare(run, chunk_rows=20, execute=interrupted)
-    write_digits(table, 90)
-    with pytest.raises(DataError, match=r"a\.parquet"):
-        prepare(run)
-
-
-def interrupted(*_: object) -> Generator[FinishedChunk[RowsRecord], None, None]:
-    raise InterruptedError
-    yield
-
-
-def write_digits(path: Path, count: int) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pixels, labels = digits()
-    encoded = [png((pixels_P * 15).astype(np.uint8).reshape(8, 8)) for pixels_P in pixels[:count]]
-    rows = {"image": [{"bytes": data, "path": None} for data in encoded], "label": labels[:count]}
-    pq.write_table(pa.table(rows), path)
-
-
 def test_a_network_that_cant_be_loaded_is_told_in_one_line(ray_cluster: str, tmp_path: Path) -> None:
     run = tiny(tmp_path, 'embedder={"kind": "timm", "checkpoint": "/nowhere/vit.pt"}')
     with pytest.raises(DataError, match=r"embedder.checkpoint /nowhere/vit.pt: no such file"):
@@ -237,29 +204,3 @@ def test_the_command_says_what_was_left_out_and_why(
     assert "held-out" not in done.stderr
     assert "classes: 0 apples, 1 boats," in done.stdout
     assert "1 images are byte by byte equal to an earlier one: kept" in done.stdout
-
-
-FAULTS = """
-import resource, threading
-def batches():
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        b"x" * (80 * 2**20)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-thread = threading.Thread(target=batches)
-thread.start()
-thread.join()
-"""
-
-
-def test_a_batch_is_given_the_memory_of_the_one_before() -> None:
-    """Page faults of one batch after another, in a thread, and of more than a thread's own arena could hold."""
-
-    def faults(more: dict[str, str]) -> list[int]:
-        command = [sys.executable, "-c", FAULTS]
-        environment = {**os.environ, **more}
-        return [int(line) for line in subprocess.check_output(command, env=environment, timeout=60).split()]
-
-    first, *later = faults(KEEP_FREED_MEMORY)
-    assert max(later) < first / 10
-    assert min(faults({})) > first / 2

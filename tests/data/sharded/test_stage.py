@@ -225,13 +225,3 @@ def test_the_share_that_is_read_is_by_size(store: Store) -> None:
     assert share.fraction == pytest.approx((10 + 1 + 6.5) / 24)
     assert share.expected(35) == pytest.approx(48)
     assert ShareRead[PowersRecord](UNITS).expected(35) == np.inf
-
-
-def test_the_time_left_counts_from_the_first_chunk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    share, clock = ShareRead[PowersRecord](UNITS), iter([100.0, 100.0, 104.0, 104.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    share.advance(0, 0.5)
-    assert share.left(20) == "" and share.left(20) == ""
-    share.advance(0, 1.0)
-    left = f", {4 * (14 / 24) / (5 / 24):.0f} s left"
-    assert share.left(60) == f", 10 rows/s{left}" and share.left() == left
