@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
-from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit, rows_of_a_part
-from ddm_ray.data.sources.conditions import Conditioned
+from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Source, Unit, rows_of_a_part
 from ddm_ray.data.sources.files import Files
 from ddm_ray.data.sources.registry import FORMATS, MOVED, MOVED_TO
 from ddm_ray.errors import ConfigError, DataError
@@ -21,7 +20,7 @@ SMALL_IMAGE = 2**14
 
 
 @dataclass(frozen=True)
-class Collection(Conditioned):
+class Collection(Source):
     """Files of one format: a folder of images, WebDataset tars, parquet files and so on; see Source."""
 
     files: Files

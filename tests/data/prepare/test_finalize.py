@@ -17,6 +17,7 @@ from ddm_ray.data.prepare.finalize import check_rejected
 from ddm_ray.data.prepare.records import EmbeddedRows, RowsStore, SourcePlan, rows_store, store_rows
 from ddm_ray.data.prepare.stage import list_source, prepare
 from ddm_ray.data.schema import DUPLICATES
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError
@@ -88,7 +89,7 @@ def test_the_share_of_rejected_rows_is_bounded(chunks: RowsStore) -> None:
     ]
     store_rows(chunks, ChunkKey(0, 0, False), EmbeddedRows(table(chunks.run, *"abcde"), bad[:2]))
     store_rows(chunks, ChunkKey(0, 1, True), EmbeddedRows(table(chunks.run, *"fghij"), bad[2:]))
-    records = chunks.records(chunks.finished_keys())
+    records = [*KeptRecords.of(chunks)]
     check_rejected(chunks, plan, records, 0.34)
     with pytest.raises(DataError) as error:
         check_rejected(chunks, plan, records, 0.33)
@@ -103,7 +104,7 @@ def test_while_rows_are_read_their_number_is_guessed(chunks: RowsStore) -> None:
     plan = begin(chunks)
     bad = [{"id": f"bad/{index}", "reason": "torn"} for index in range(5)]
     store_rows(chunks, ChunkKey(0, 0, False), EmbeddedRows(table(chunks.run, *"abcde"), bad))
-    records = chunks.records(chunks.finished_keys())
+    records = [*KeptRecords.of(chunks)]
     check_rejected(chunks, plan, records, 0.1, expected=50.0)
     with pytest.raises(DataError) as error:
         check_rejected(chunks, plan, records, 0.1, expected=49.0)

@@ -27,6 +27,7 @@ from ddm_ray.data.prepare.records import (
 )
 from ddm_ray.data.prepare.stage import list_source, prepare, source_of
 from ddm_ray.data.schema import to_parquet
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.work import FinishedChunk
 from ddm_ray.data.sources import Listing, Unit, open_source
@@ -85,12 +86,12 @@ def make(chunks: RowsStore, chunk_rows: int = 100, most: int = 1000) -> int:
 
 
 def end(chunks: RowsStore, plan: SourcePlan) -> Manifest:
-    return commit(chunks, plan, chunks.records(chunks.finished_keys()))
+    return commit(chunks, plan, [*KeptRecords.of(chunks)])
 
 
 def read_all(chunks: RowsStore) -> None:
     assert chunks.begun()
-    chunks.records(chunks.finished_keys())
+    [*KeptRecords.of(chunks)]
     fitted(chunks)
 
 
@@ -149,7 +150,7 @@ def test_the_first_of_two_rivals_counts(chunks: RowsStore) -> None:
     theirs = EmbeddedRows(second, [{"id": "c", "reason": "otherwise"}])
     for late in (EmbeddedRows(first, []), theirs):
         assert store_rows(chunks, key, late).files == ours.files
-    (record,) = chunks.records(chunks.finished_keys())
+    (record,) = [*KeptRecords.of(chunks)]
     assert set(chunks.store.sizes(ROWS)) == {*record.files, "_parts/000000-000000-last.json"}
     assert read_rows(chunks, record, ["label"])["label"].to_pylist() == [0, 0]
     assert (record.rows, record.rejected, record.heldout) == (2, 0, 0)
@@ -183,7 +184,7 @@ def test_records_that_stand_for_others_are_refused(chunks: RowsStore) -> None:
     swapped = chunks.store.read(f"{ROWS}/_parts/000000-000000.json")
     chunks.store.write(f"{ROWS}/_parts/000000-000001-last.json", swapped)
     with pytest.raises(CorruptArtifact, match=r"000000-000001-last.json: is another chunk's; delete /"):
-        chunks.records(chunks.finished_keys())
+        [*KeptRecords.of(chunks)]
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "no record", "two lasts"])
@@ -209,7 +210,7 @@ def test_what_is_missing_at_the_end_is_named(chunks: RowsStore, damage: str) -> 
 
 def test_a_damaged_part_isnt_read(chunks: RowsStore) -> None:
     make(chunks, 1000)
-    record = chunks.records(chunks.finished_keys())[0]
+    record = next(iter(KeptRecords.of(chunks)))
     assert record.part
     flip_byte(chunks.run, f"{ROWS}/{record.part[0]}")
     with pytest.raises(CorruptArtifact, match="checksum differs"):
