@@ -86,7 +86,8 @@ def make(chunks: RowsStore, chunk_rows: int = 100, most: int = 1000) -> int:
 
 
 def end(chunks: RowsStore, plan: SourcePlan) -> Manifest:
-    return commit(chunks, plan, [*KeptRecords.of(chunks)])
+    chunks.require_complete(plan, records := [*KeptRecords.of(chunks)])
+    return commit(chunks, plan, records)
 
 
 def read_all(chunks: RowsStore) -> None:
