@@ -122,7 +122,7 @@ def test_too_many_rejected_rows_stop_the_stage_and_may_be_allowed(
     assert "\n" not in str(error.value)
     seen = sum(run.store.sizes(f"{ROWS}/_rejected").values())
     assert seen
-    manifest = prepare(run, max_rejected=0.5, chunk_rows=32)
+    manifest = prepare(run, max_rejected=0.5, chunk_rows=32, execute=serial)
     assert manifest.info["rejected"] == len(reasons(run)) >= 200
     assert manifest.info["rows"] + manifest.info["rejected"] == 2050
 
@@ -163,8 +163,8 @@ def test_an_island_without_a_gpu_says_so(ray_cluster: str, tmp_path: Path) -> No
         stage.prepare(tiny(tmp_path), placement=PreparePlacement(use_gpu=True))
 
 
-def test_owners_prepare_their_rows_apart(ray_cluster: str, tmp_path: Path) -> None:
-    run = tiny(tmp_path, "partition.method=given")
+def test_owners_prepare_their_rows_apart(tmp_path: Path) -> None:
+    run, prepare = tiny(tmp_path, "partition.method=given"), partial(stage.prepare, execute=serial)
     with pytest.raises(ConfigError, match=r"name the owner of these rows \(cluster=0 to 1\)"):
         prepare(run)
     with pytest.raises(ConfigError, match="this run has clusters 0 to 1"):

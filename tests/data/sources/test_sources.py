@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 from sklearn.datasets import load_digits
 
 from ddm_ray.config import DataConfig, TextConfig
@@ -306,10 +305,3 @@ def test_units_are_cheap_to_list_and_say_what_they_read(tmp_path):
     tar = write_tar(tmp_path / "tars", 2)
     (unit,) = open_source(CONFIG, str(tar)).list().units
     assert unit == Unit("train-000.tar", tar.stat().st_size, ("train-000.tar",), (tar.stat().st_size,))
-
-
-def test_pictures_are_what_was_written(tmp_path):
-    (tmp_path / "red").mkdir()
-    Image.new("RGB", (30, 30), (255, 0, 0)).save(tmp_path / "red" / "a.JPG")
-    (row,) = everything(open_source(CONFIG, str(tmp_path)))
-    assert row == Encoded("red/a.JPG", (tmp_path / "red" / "a.JPG").read_bytes(), 0)
