@@ -36,7 +36,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rows_K": (2, 1),
         "rows_heldout_K": (0, 0),
         "ari": None,
-        "num_fine": 2,
     },
     "ReportInfo": {"silhouette": None, "warnings": ()},
     "TrainedInfo": {

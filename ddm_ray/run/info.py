@@ -118,7 +118,6 @@ class PartitionInfo(Info):
     rows_K: tuple[Count, ...]
     rows_heldout_K: tuple[Count, ...]
     ari: Finite | None
-    num_fine: Count | None
     networks: dict[str, str] = {}
 
     @model_validator(mode="after")

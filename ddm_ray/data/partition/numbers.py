@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddm_ray.config import RunConfig
-from ddm_ray.run.info import CentroidsInfo, ClusterFit, PartitionInfo, ShardInfo
+from ddm_ray.run.info import ClusterFit, PartitionInfo, ShardInfo
 from ddm_ray.spelling import some
 
 FAR = 99
@@ -14,15 +14,14 @@ UNLIKE, MIN_FAR = 0.1, 3
 """Minimum share and minimum number of far new rows at which they are called unlike the earlier ones."""
 
 
-def partition_info(shards: Sequence[ShardInfo], centroids: CentroidsInfo | None) -> PartitionInfo:
-    """The numbers of a partition that follow from its parts' manifests; `shards` are in order of their clusters."""
+def partition_info(shards: Sequence[ShardInfo]) -> PartitionInfo:
+    """The numbers of a partition that follow from its shards' manifests, given in order of their clusters."""
     counts_CK = np.array([info.counts_C for info in shards], np.int64).T
     return PartitionInfo(
         counts_CK=counts_CK.tolist(),
         rows_K=tuple(info.rows_train for info in shards),
         rows_heldout_K=tuple(info.rows_heldout for info in shards),
         ari=_adjusted_rand(counts_CK) if len(counts_CK) > 1 else None,
-        num_fine=centroids.num_fine if centroids else None,
         networks={part: fingerprint for info in shards for part, fingerprint in info.networks.items()},
     )
 

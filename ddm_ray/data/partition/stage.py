@@ -157,8 +157,7 @@ def _require_listed(run: Run, partition: Manifest, remade: Mapping[int, Manifest
 
 def _commit(run: Run, shards: Sequence[Manifest], centroids: Manifest | None, identity: Identity) -> Manifest:
     """Commit the partition. Its files are its parts' manifests, so its digest covers the place of every row."""
-    fitted = CentroidsInfo.of(centroids) if centroids else None
-    info = partition_info([ShardInfo.of(manifest) for manifest in shards], fitted)
+    info = partition_info([ShardInfo.of(manifest) for manifest in shards])
     parts = [*shards, centroids] if centroids else shards
     records = {manifest_key(Artifact(part.artifact)): FileRecord.of(part.to_json()) for part in parts}
     return run.commit_records(PARTITION, records, info, identity=identity)

@@ -82,7 +82,7 @@ def info_of(rows: list[tuple[int, int, list[int]]]) -> PartitionInfo:
         ShardInfo(cluster=k, rows=train + held, rows_train=train, rows_heldout=held, counts_C=counts_C, **fields)
         for k, (train, held, counts_C) in enumerate(rows)
     ]
-    return partition_info(shards, None)
+    return partition_info(shards)
 
 
 def counted(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> PartitionInfo:

@@ -76,7 +76,6 @@ def test_the_manifests_count_the_training_rows(parted):
         }
     assert info["counts_CK"] == counts_CK.tolist()
     assert info["rows_K"] == counts_CK.sum(0).tolist()
-    assert info["num_fine"] == 16
     assert data_dtype(parted.config.data) == np.uint8
 
 
