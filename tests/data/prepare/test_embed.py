@@ -35,7 +35,7 @@ from ddm_ray.data.schema import (
 )
 from ddm_ray.data.sources import Encoded
 from ddm_ray.data.texts import read_null_text, texts
-from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
+from ddm_ray.errors import ConfigError
 from ddm_ray.models.embedders import PixelEmbedder
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
@@ -255,27 +255,6 @@ def test_a_networks_embedding_is_a_column(tmp_path: Path) -> None:
     few = embed("broken.safetensors", 2)
     assert few.table.num_rows == 0
     assert few.rejected == [{"id": "row-0", "reason": reason}, {"id": "row-1", "reason": reason}]
-    with pytest.raises(DataError, match=rf"^{reason} for any of 8 rows, e\.g\. row-0; use another"):
-        embed("broken.safetensors", 8)
-
-
-@pytest.mark.parametrize("damage", ["latents", "tokens"])
-def test_a_network_that_float16_does_not_hold_is_refused(folders: dict[str, str], tmp_path: Path, damage: str) -> None:
-    data = text_data(folders)
-    if damage == "latents":
-        data["latents"]["scale"], what = 1e6, f"autoencoder {folders['vae']}"
-    else:
-        torch.manual_seed(1)
-        model = T5EncoderModel(T5Config(**T5))
-        torch.nn.init.constant_(model.encoder.final_layer_norm.weight, 1e6)
-        model.save_pretrained(tmp_path)
-        tokenizer(begins=False).save_pretrained(tmp_path)
-        data["text"]["encoder"], what = str(tmp_path), f"text encoder {tmp_path}"
-    run = config({"dim": 3}, **data)
-    chunk = decoded(run, 8, [*CAPTIONS, *CAPTIONS[:3]])
-    embed = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 3))
-    with pytest.raises(DataError, match=f"^{what}: gives NaN or infinity, or more than float16 holds, for any of 8"):
-        embed(chunk)
 
 
 @pytest.mark.parametrize("damage", ["latents", "tokens"])
@@ -314,9 +293,6 @@ def test_networks_of_other_sizes_are_refused(folders: dict[str, str]) -> None:
         run = config({"dim": 3}, **data)
         with pytest.raises(ConfigError, match=f"^[^\n]*{message}"):
             Embed(run, no_components(math.prod(run.data.pixel_shape)))
-    run = config({"dim": 3}, channels=3)
-    with pytest.raises(CorruptArtifact, match=r"^the components of the embedder are of 64 values, images have 192;"):
-        Embed(run, no_components(64))
 
 
 def no_components(num_values: int) -> PixelEmbedder:
