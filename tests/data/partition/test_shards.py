@@ -23,8 +23,8 @@ from ddm_ray.data.partition.made_files import MadeFiles
 from ddm_ray.data.partition.passes import FileWork, InProcess
 from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import ExpectedShard
-from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, array, column, images, read_parquet, rows_schema
-from ddm_ray.errors import DataError, StorageError
+from ddm_ray.data.schema import EMBEDDING, HELDOUT, TEXT, TRAIN, column, images, read_parquet, rows_schema
+from ddm_ray.errors import StorageError
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.run.graph import ROWS, shard
 from ddm_ray.run.manifest import NAME, Manifest, sha256
@@ -257,17 +257,6 @@ def test_a_shard_that_a_rival_finished_is_taken_as_it_is(tmp_path: Path) -> None
     inodes = {path: path.stat().st_ino for path in Path(run.url, shard(0)).iterdir()}
     assert write(run, [(table, clusters_of(table))], 2**20) == theirs
     assert {path: path.stat().st_ino for path in Path(run.url, shard(0)).iterdir()} == inodes
-
-
-def test_data_that_arent_finite_are_refused(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", num_clusters=1, **TEXTS)
-    table = made_rows(run, 20)
-    data_NCHW = array(table["data"], np.dtype("<f2"), run.config.data.shape).copy()
-    data_NCHW[4, 0, 0, 0] = np.inf
-    table = table.set_column(table.schema.get_field_index("data"), "data", column(data_NCHW, np.dtype("<f2")))
-    with pytest.raises(DataError, match="aren't finite"):
-        write(run, [(table, np.zeros(20, np.int64))])
-    assert run.manifest(shard(0)) is None
 
 
 def test_rows_of_a_few_files_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
