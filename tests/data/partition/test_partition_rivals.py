@@ -11,7 +11,7 @@ import pytest
 from ddm_ray.data.partition import stage
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.partition.state import ExpectedShard
-from ddm_ray.errors import CorruptArtifact, DataError
+from ddm_ray.errors import DataError
 from ddm_ray.run.graph import CENTROIDS, PARTITION, owner_rows, shard
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
@@ -102,28 +102,6 @@ def test_a_shard_is_invalidated_only_if_it_does_not_count(parted, tmp_path, monk
     assert run.finished(shard(0))
     dataclasses.replace(expected, centroids="0" * 16).invalidate()
     assert not run.finished(shard(0))
-
-
-@pytest.mark.parametrize("name", ["centroids/_MANIFEST.json", "centroids"])
-@pytest.mark.parametrize("how", ["gone", "cut"])
-def test_a_finished_partition_that_lacks_something_is_told_in_one_line(name, how, parted, tmp_path):
-    run = copy_of(parted, tmp_path / "run")
-    if name == "centroids":
-        name = f"centroids/{next(iter(run.require(CENTROIDS).files))}"
-    key = f"{PARTITION}/{name}"
-    data = run.store.read(key)
-    run.store.delete_one(key)
-    if how == "cut":
-        run.store.write(key, data[:-9])
-    with pytest.raises(CorruptArtifact) as error:
-        partition(run, with_report=False)
-    assert str(error.value) == (
-        f"{run.url}/{key}: gone or altered, though the partition lists it;"
-        f" delete {run.url}/{PARTITION}/{NAME} and make partition again"
-    )
-    run.store.delete_one(f"{PARTITION}/{NAME}")
-    partition(run, with_report=False)
-    assert contents(run) == contents(parted)
 
 
 def test_given_shards_made_twice_at_once(tmp_path):

@@ -132,9 +132,8 @@ def test_a_rows_bytes_do_not_depend_on_its_chunk() -> None:
     assert pa.concat_tables([embed(row).table for row in alone]).combine_chunks() == embed(chunk).table
 
 
-@pytest.mark.parametrize("method", ["embeddings", "given"])
-def test_a_chunk_without_usable_rows_is_an_empty_table(method: str) -> None:
-    run = config({"dim": 3}, method)
+def test_a_chunk_without_usable_rows_is_an_empty_table() -> None:
+    run = config({"dim": 3})
     embed = Embed(run, PixelEmbedder.fit(decoded(run).pixels_NHWC, 3))
     empty = DecodedRows([], [], [], np.empty((0, 8, 8, 1), np.uint8), [])
     assert embed(empty).table.num_rows == 0

@@ -235,11 +235,3 @@ def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"part-0.parquet, row group 2: can't be read \(.*\); fetch it again") as error:
         next(chunks)
     assert "\n" not in str(error.value)
-
-    path.write_bytes(b"PAR1 but not for long")
-    source = open_source(CONFIG, str(tmp_path))
-    with pytest.raises(DataError, match=r"part-0.parquet: can't be read \(.*\); fetch it again, or leave it out"):
-        list(source.read(source.list().units[0]))
-    path.write_bytes(b"")
-    with pytest.raises(DataError, match="changed since it was listed"):
-        list(source.read(unit))
