@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from ddm_ray.config import DataConfig, TextConfig
 from ddm_ray.data.images import decode, png
 from ddm_ray.data.sources import Encoded, Source, Unit, absolute_name, chunk_rows, open_source
+from ddm_ray.data.sources.folder import GONE
 from ddm_ray.data.sources.shapes import FAMILIES
 from ddm_ray.errors import DataError
 from tests.data.broken import write_images
@@ -186,7 +187,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     problems = {row.id: row.problem for row in rows}
     assert problems == {
         "blue/one.png": None,
-        "blue/two.png": "a link to a file that isn't there",
+        "blue/two.png": GONE,
         **{f"red/00{index}.png": None for index in (0, 3, 6)},
     }
 
@@ -208,7 +209,7 @@ def test_a_picture_that_is_gone_is_a_row_with_a_problem(tmp_path):
     (unit,) = source.list().units
     (tmp_path / "red" / "000.png").unlink()
     (chunk,) = source.read(unit)
-    assert [row.problem for row in chunk.rows if row.id == "red/000.png"] == ["gone since it was listed"]
+    assert [row.problem for row in chunk.rows if row.id == "red/000.png"] == [GONE]
     assert sum(row.problem is None for row in chunk.rows) == 8
 
 
