@@ -30,6 +30,7 @@ from data_sides import MIB, below
 from ddm_ray.config import load_recipe
 from ddm_ray.data.order import holdout_fractions
 from ddm_ray.data.prepare.finalize import commit
+from ddm_ray.data.prepare.make_rows import NETWORKS
 from ddm_ray.data.prepare.records import EmbeddedRows, SourcePlan, rows_store, store_rows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, rows_schema
 from ddm_ray.data.sources import Unit
@@ -74,6 +75,7 @@ def make_rows(folder: Path, num_rows: int, sample_rows: int) -> Run:
         table = pa.table(values, schema=rows_schema(run.config.data, DIM))
         key = ChunkKey(0, number, number == len(starts) - 1)
         records.append(store_rows(chunks, key, EmbeddedRows(table, [])))
+    chunks.write_once(NETWORKS, ".json", lambda: (b"{}", {}))
     commit(chunks, plan, records)
     return run
 

@@ -34,12 +34,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "counts_CK": (),
         "rows_K": (2, 1),
         "rows_heldout_K": (0, 0),
-        "imbalance": 2.0,
-        "entropy": 0.9,
         "ari": None,
-        "num_fine": 2,
     },
-    "ReportInfo": {"silhouette": None, "silhouette_K": (None, None), "warnings": ()},
+    "ReportInfo": {"silhouette": None, "warnings": ()},
     "TrainedInfo": {
         "weights": "attempts/0001/weights/step-000000003",
         "step": 3,

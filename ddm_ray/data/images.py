@@ -29,8 +29,6 @@ FITS: tuple[FitName, ...] = get_args(FitName)
 """Ways to make an image of other proportions fit."""
 MAX_PIXELS = 89_478_485
 """Maximum pixels of an image: the limit above which Pillow warns of a decompression bomb."""
-MAX_SCANS = 100
-"""Maximum scans of a JPEG. Each is a pass over all of its pixels; encoders write up to a dozen."""
 DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -63,21 +61,15 @@ _SIDEWAYS = {5, 6, 7, 8}
 _MAX_LETTERS = 200
 # Images of more than _LARGE pixels are converted and shrunk in bands of _BAND pixels.
 _LARGE, _BAND = 2**24, 2**21
-_SCAN = b"\xff\xda"
-# Excludes stuffed bytes of pixels (ff 00) and restart markers.
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
-_END = b"\xff\xd9"
 
 
-def decode(
-    encoded: bytes | None, shape: tuple[int, int, int], shrink: bool = True, fit: FitName = "crop"
-) -> np.ndarray:
+def decode(encoded: bytes | None, shape: tuple[int, int, int], fit: FitName = "crop") -> np.ndarray:
     """Decode the first frame, upright and over white, and resize it: pixels_HWC uint8 of `shape` (C, H, W).
 
     `fit`: keep the centre of an image of other proportions (crop), all of it between black bars (pad), or all of it
-    distorted. An image that already has the size keeps its pixels. With `shrink`, a JPEG or an image of more than
-    2^24 pixels is first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends
-    early, and for more than MAX_PIXELS or MAX_SCANS; `rejection` turns it into a line.
+    distorted. An image that already has the size keeps its pixels. A JPEG, or an image of more than 2^24 pixels, is
+    first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends early, and for
+    more than MAX_PIXELS; `rejection` turns it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
@@ -88,13 +80,12 @@ def decode(
             raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels are more than {MAX_PIXELS}")
         extent: Sequence[float] | None = None  # the exact size, if it isn't the number of pixels
         if isinstance(opened, JpegImageFile):
-            _check_scans(encoded)
-            drafted = opened.draft(None, (2 * max(width, height),) * 2) if shrink else None
+            drafted = opened.draft(None, (2 * max(width, height),) * 2)
             extent = drafted[1][2:] if drafted and drafted[1][2:] != opened.size else None
         opened.load()
         turn = _orientation(opened)
         size = (height, width) if turn in _SIDEWAYS else (width, height)
-        if shrink and opened.width * opened.height > _LARGE:
+        if opened.width * opened.height > _LARGE:
             image = _shrunk(opened, extent or opened.size, mode, size, fit)
         else:
             image = _plain(opened, mode, opened.format)
@@ -139,19 +130,6 @@ def png(pixels: np.ndarray, compression: int = 6) -> bytes:
 
 def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
-
-
-def _check_scans(encoded: bytes) -> None:
-    """Raises ValueError for a JPEG of more than MAX_SCANS."""
-    if encoded.count(_SCAN) <= MAX_SCANS:
-        return
-    # Some aren't scans, but bytes of metadata, or of a video that follows the picture.
-    scans, place = 0, 0
-    while (match := _MARKER.search(encoded, place)) and match[0] != _END:
-        scans += match[0] == _SCAN
-        if scans > MAX_SCANS:
-            raise ValueError(f"a JPEG of more than {MAX_SCANS} scans")
-        place = match.end() + int.from_bytes(encoded[match.end() : match.end() + 2])
 
 
 def _centre(extent: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ddm_ray.config import EmbedderConfig
 from ddm_ray.data import OnProgress, no_progress, phase
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.evaluate.candidates import decoder
 from ddm_ray.evaluate.features import features_in_words, load_embedder
@@ -53,7 +54,7 @@ class Side:
             raise CorruptArtifact(
                 f"{chunks.url}: keeps no samples: an older version made it", self.run.remake(artifact)
             )
-        records = chunks.records(chunks.finished_keys())
+        records = [*KeptRecords.of(chunks)]
         chunks.require_complete(plan, records)
         return [CandidateSamples(chunks, plan, records, row["model"]) for row in self.metrics["models"]]
 

@@ -23,7 +23,7 @@ def render_comparison(comparison: Comparison) -> str:
         sentences=comparison_findings(comparison),
         notes=[*notes(comparison.as_json(), lines, across_runs=True), COSTS_NOTE],
         grid_png=comparison.grid_png,
-        chart_png=figure_png(chart, transparent=True),
+        chart_png=figure_png(chart),
     )
 
 

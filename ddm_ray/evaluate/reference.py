@@ -192,7 +192,6 @@ def _make(
     observer = ShareReporter[ReferenceRecord](plan.units, on_progress, "features of real rows")
     maker = MakeReference(chunks, identity, device)
     records = make_chunks(chunks, plan, execute, ReadFile(run), maker, observer)
-    chunks.require_complete(plan, records)
     data, fields = chunks.write_once(STATISTICS, ".safetensors", lambda: _statistics(chunks, records))
     chunks.delete_strays(records)
     files = {name: file for record in records for name, file in record.files.items()}

@@ -188,7 +188,7 @@ def _losses_png(losses: list[dict[str, Any]]) -> bytes:
     """Each model's loss by t, relative to the first model's."""
     first_T = losses[0]["by_t"]
     relative = {row["model"]: [own / base for own, base in zip(row["by_t"], first_T, strict=True)] for row in losses}
-    return figure_png(line_chart(relative), transparent=True)
+    return figure_png(line_chart(relative))
 
 
 def _curves_png(curves: dict[str, Any]) -> bytes | None:
@@ -200,7 +200,7 @@ def _curves_png(curves: dict[str, Any]) -> bytes | None:
         }
         for kind, curve in curves.items()
     }
-    return figure_png(curve_charts(charts), transparent=True) if charts else None
+    return figure_png(curve_charts(charts)) if charts else None
 
 
 def _training_sentence(training: dict[str, Any]) -> str:

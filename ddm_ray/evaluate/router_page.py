@@ -54,7 +54,7 @@ def _by_t_png(router: dict[str, Any]) -> bytes:
         "entropy, nats": {"without an image": level(router["prior_entropy"]), "router": line("entropy")},
         "calibration error": {"calibrated, so few rows": line("ece_floor"), "router": line("ece")},
     }
-    return figure_png(line_charts(charts), transparent=True)
+    return figure_png(line_charts(charts))
 
 
 def _by_t_notes(router: dict[str, Any]) -> list[str]:
@@ -73,7 +73,7 @@ def _by_t_notes(router: dict[str, Any]) -> list[str]:
 
 def _confusion_png(confusion: list[list[int]]) -> bytes:
     chart = heat_map(_of_each_line(confusion), "cluster of the row", "the router's likeliest")
-    return figure_png(chart, transparent=True)
+    return figure_png(chart)
 
 
 def _confusion_note(confusion: list[list[int]]) -> str:

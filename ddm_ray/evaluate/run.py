@@ -97,7 +97,6 @@ def evaluate(
         observer = ShareReporter[SamplesRecord](plan.units, phase(on_progress, 0.02, 0.78), "sampling")
         maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
         records = list(make_chunks(chunks, plan, executor, read_whole, maker, observer))
-        chunks.require_complete(plan, records)
         samples = [CandidateSamples(chunks, plan, records, candidate.name) for candidate in lineup.candidates]
 
         def measured() -> tuple[bytes, dict[str, Any]]:

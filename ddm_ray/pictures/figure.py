@@ -23,10 +23,10 @@ def figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), dpi=100, layout="constrained")
 
 
-def figure_png(figure: "Figure", transparent: bool = False) -> bytes:
-    """The figure as a PNG file; equal figures give equal bytes."""
+def figure_png(figure: "Figure") -> bytes:
+    """The figure as a PNG file, on a transparent ground; equal figures give equal bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", transparent=transparent, metadata={"Software": None})
+    figure.savefig(buffer, format="png", transparent=True, metadata={"Software": None})
     return buffer.getvalue()
 
 

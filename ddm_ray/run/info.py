@@ -111,17 +111,13 @@ class ShardInfo(Info):
 class PartitionInfo(Info):
     """Counts of training rows by class and cluster, and of held-out rows.
 
-    `imbalance`: largest over smallest cluster; `entropy` of the shares, 1 for equal ones; `ari`: adjusted Rand index
-    with the classes. A number that is undefined is None. `networks`: see RowsInfo.
+    `ari`: adjusted Rand index with the classes; None if it is undefined. `networks`: see RowsInfo.
     """
 
     counts_CK: tuple[tuple[Count, ...], ...]
     rows_K: tuple[Count, ...]
     rows_heldout_K: tuple[Count, ...]
-    imbalance: Finite | None
-    entropy: Finite
     ari: Finite | None
-    num_fine: Count | None
     networks: dict[str, str] = {}
 
     @model_validator(mode="after")
@@ -145,12 +141,11 @@ class ClusterFit(Info):
 class ReportInfo(Info):
     """Separation of the clusters, by the embeddings of a sample, and what to look at before training.
 
-    `silhouette` in [-1, 1], of all clusters and of each; None if undefined. `far_K`: the distance from each centroid
+    `silhouette` in [-1, 1]; None if undefined. `far_K`: the distance from each centroid
     within which 99 % of a sample's rows lie. `fit`: for each cluster, if rows have been appended.
     """
 
     silhouette: float | None
-    silhouette_K: tuple[float | None, ...]
     warnings: tuple[str, ...]
     fit: tuple[ClusterFit, ...] = ()
     far_K: tuple[Finite | None, ...] = ()

@@ -89,7 +89,6 @@ def make_replay(
     records = make_chunks(
         chunks, plan, execute, read_whole, maker, ShareReporter(plan.units, on_progress, "asking the expert")
     )
-    chunks.require_complete(plan, records)
     chunks.delete_strays(records)
     labels_N = [label for unit in plan.units for label in unit.labels]
     counts_C = np.bincount(np.array(labels_N, np.int64), minlength=len(run.config.data.class_names))

@@ -91,7 +91,7 @@ def tiled_jpeg2000(tiles: int) -> bytes:
     return bytes(stream[:start]) + parts + b"\xff\xd9"
 
 
-def scans(count: int, side: int = 64) -> bytes:
+def scans(count: int, side: int) -> bytes:
     """A progressive JPEG whose brightness is refined again and again, by as good as no data: runs of 16384 blocks."""
     stream = bytearray(encoded(Image.new("RGB", (64, 64), "red"), "JPEG", progressive=True))
     struct.pack_into(">HH", stream, stream.index(b"\xff\xc2") + 5, side, side)
@@ -112,7 +112,7 @@ FEW: dict[str, Callable[[], bytes]] = {
     "tiles.tif": lambda: tiff(3, TILE),
     "solid.webp": webp,
     "tiles.j2k": lambda: tiled_jpeg2000(255),
-    "scans.jpg": lambda: scans(10_000),
+    "scans.jpg": lambda: scans(10_000, 4096),
 }
 """Bombs by their names."""
 MORE: dict[str, Callable[[], bytes]] = {
@@ -219,7 +219,7 @@ def main(source: str, image_size: int) -> None:
 
     def task() -> None:
         for unit in opened.list().units:
-            for chunk in read_decoded(unit, (), opened, config, shrink=True):
+            for chunk in read_decoded(unit, (), opened, config):
                 chunk_rows.append(len(chunk.rows.ids) + len(chunk.rows.rejected))
                 outcomes.update(dict.fromkeys(chunk.rows.ids, ""))
                 outcomes.update((row["id"], row["reason"]) for row in chunk.rows.rejected)

@@ -5,6 +5,7 @@ import pyarrow as pa
 
 from ddm_ray.config import load_recipe
 from ddm_ray.data.prepare.finalize import commit
+from ddm_ray.data.prepare.make_rows import NETWORKS
 from ddm_ray.data.prepare.records import EmbeddedRows, SourcePlan, rows_store, store_rows
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, read_parquet, rows_schema
@@ -26,7 +27,8 @@ def commit_rows(path: str, settings: tuple[str, ...] = (), chunk_rows: int = 600
 def commit_tables(run: Run, tables: list[pa.Table], artifact: Artifact = ROWS) -> Manifest:
     """Tables of `rows_schema` as the parts of a run's rows, whatever made them (known groups, a million rows)."""
     chunks, most = rows_store(run, artifact), max(table.num_rows for table in tables)
-    plan = chunks.plan(lambda: SourcePlan("tables", most, None, (Unit("all", 1),)))
+    plan = chunks.plan(lambda: SourcePlan("tables", most, None, (Unit("all", 1),), bounded=True))
+    chunks.write_once(NETWORKS, ".json", lambda: (b"{}", {}))
     keys = [ChunkKey(0, number, number == len(tables) - 1) for number in range(len(tables))]
     records = [store_rows(chunks, key, EmbeddedRows(table, [])) for key, table in zip(keys, tables, strict=True)]
     return commit(chunks, plan, records)

@@ -15,7 +15,7 @@ from ddm_ray.data.loading.heldout_rows import heldout_rows
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
-from ddm_ray.data.schema import HELDOUT, embeddings, trains
+from ddm_ray.data.schema import HELDOUT, embeddings
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import ConfigError, DataError, DriftError, MissingArtifact, StorageError
 from ddm_ray.jobs.attempts import claim
@@ -30,7 +30,7 @@ from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling.run_models import load_network
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model
-from tests.data.appended import assert_fits, make_base, make_data, sums, write_digits
+from tests.data.appended import make_base, make_data, sums, write_digits
 from tests.data.rows import read_artifact
 from tests.random_run import publish_models
 from tests.run.artifacts import save_state
@@ -122,26 +122,14 @@ def test_untrained_weights_are_missed_before_anything_is_written(tmp_path: Path)
     assert not base.store.folders("extended") and extensions(base) == []
 
 
-def test_the_report_says_how_far_new_rows_are(tmp_path: Path) -> None:
+def test_the_report_warns_of_new_rows_that_are_unlike(tmp_path: Path) -> None:
     base = make_base(tmp_path)
     write_digits(tmp_path / "photos", range(200, 260))
     run = append(base, STEPS).run
     make_data(run)
-    fit = ReportInfo.of(run.require(REPORT)).fit
-    coarse_KD = load(run.read(CENTROIDS, next(iter(run.require(CENTROIDS).files))))["coarse_KD"]
-
-    def distances(of: Run) -> list[np.ndarray]:
-        rows = read_artifact(of, ROWS)
-        distance_NK = np.linalg.norm(embeddings(rows)[trains(rows)][:, None] - coarse_KD, axis=2)
-        return [distance_NK.min(axis=1)[distance_NK.argmin(axis=1) == cluster] for cluster in range(len(coarse_KD))]
-
-    for seen, new_N, old_N in zip(fit, distances(run), distances(base), strict=True):
-        assert_fits(seen, new_N, old_N)
-    words = ReportInfo.of(run.require(REPORT)).warnings
-    assert not any("unlike" in line for line in words)
+    assert not any("unlike" in line for line in ReportInfo.of(run.require(REPORT)).warnings)
     assert b"farther than 99 % of the earlier" in run.read(REPORT, "report.html")
     assert "fit" not in base.require(REPORT).info
-
     write_digits(tmp_path / "negatives", range(300, 330), inverted=True)
     strange = append(base, STEPS, str(tmp_path / "negatives")).run
     make_data(strange)

@@ -8,8 +8,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.data import images
 from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MAX_PIXELS, decode, png, rejection, thumbnail
-from tests.data import broken
-from tests.data.bombs import scans
 from tests.data.broken import (
     BROKEN,
     GOOD,
@@ -19,7 +17,6 @@ from tests.data.broken import (
     picture,
     rotated,
     sixteen_bit,
-    translucent,
 )
 
 RGB = (3, 16, 16)
@@ -234,19 +231,6 @@ def test_thumbnails(channels):
         assert image.size == (8, 8)
 
 
-def test_the_folder_of_images_is_as_it_says(tmp_path):
-    sound, damaged = broken.write_images(tmp_path, good=60)
-    assert len(sound) == 60 and len(damaged) == broken.NUM_BROKEN
-    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == sound | damaged.keys()
-    for path in sound:
-        decode((tmp_path / path).read_bytes(), RGB)
-    for path in damaged:
-        with pytest.raises(DECODER_ERRORS):
-            decode((tmp_path / path).read_bytes(), RGB)
-    assert translucent(flat((0, 0, 0)), "LA").mode == "LA"
-
-
 def test_images_are_found_by_all_names_of_the_formats_that_are_decoded():
     named = {name[1:] for name, kind in Image.registered_extensions().items() if kind in images.FORMATS}
     assert named == EXTENSIONS
@@ -312,12 +296,3 @@ def test_a_jpeg_that_is_hardly_larger_is_not_drafted(channels, monkeypatch):
     decoded = decode(content, (channels, 32, 32))
     monkeypatch.setattr(JpegImageFile, "draft", lambda image, mode, size: None)
     assert (decode(content, (channels, 32, 32)) == decoded).all()
-
-
-def test_scans_are_counted_where_they_are():
-    with pytest.raises(ValueError, match="a JPEG of more than 100 scans"):
-        decode(scans(101 - 10), RGB)
-    assert decode(scans(100 - 10), RGB).shape == (16, 16, 3)
-    content = encoded(flat((10, 200, 30)), "JPEG", progressive=True, comment=b"\xff\xda" * 300)
-    for more in (b"", b"\xff\xda" * 300):  # as of a film after the picture
-        assert mean(content + more) == pytest.approx((10, 200, 30), abs=3)

@@ -17,6 +17,7 @@ from PIL import Image
 from ddm_ray.cli import main
 from ddm_ray.core.streams import SeedPurpose, consecutive_seeds
 from ddm_ray.data.loading.loader import load_rows
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import DriftError, MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup
@@ -158,7 +159,7 @@ def test_another_process_samples_the_same_images(random_run: Run, evaluated: Pat
     maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, {}, "cpu"))
     carried = pickle.dumps(maker)
     assert len(carried) < 10_000
-    (plan, records) = chunks.begun(), chunks.records(chunks.finished_keys())
+    (plan, records) = chunks.begun(), [*KeptRecords.of(chunks)]
     assert plan is not None
     last = plan.units[-1]
     assert (last.candidate, last.first, len(last.numbers)) == ("top-2", BATCH, 300 - BATCH)
@@ -195,7 +196,7 @@ def test_latents_are_seen_as_images(tmp_path: Path) -> None:
     assert run.config.data.shape == (4, 8, 8)
     evaluate(run)
     chunks = SamplesStore(run, DEMO, SamplesPlan, SamplesRecord)
-    plan, records = chunks.begun(), chunks.records(chunks.finished_keys())
+    plan, records = chunks.begun(), [*KeptRecords.of(chunks)]
     assert plan is not None
     (sampled,) = CandidateSamples(chunks, plan, records, "once").images()
     assert sampled.shape == (10, 3, 16, 16)
@@ -223,7 +224,7 @@ def test_a_run_of_texts_is_asked_for_the_texts_of_held_out_rows(tmp_path: Path) 
     assert [loss["model"] for loss in metrics["heldout_loss"]] == ["full", "top-1", "own cluster"]
     assert metrics["router"]["trajectories"][0]["n"] == 24
     chunks = SamplesStore(run, DEMO, SamplesPlan, SamplesRecord)
-    plan, records = chunks.begun(), chunks.records(chunks.finished_keys())
+    plan, records = chunks.begun(), [*KeptRecords.of(chunks)]
     assert plan is not None
     once = CandidateSamples(chunks, plan, records, "once")
     counts = np.bincount(once.number_M.numpy(), minlength=10)

@@ -55,8 +55,8 @@ def test_a_name_says_what_is_shown_and_leads_nowhere_else(shows: str, name: str)
     assert file_name(shows, 7, ".png") == name
 
 
-@pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
-def test_sampled_images_have_files_of_their_own(painted: Run, tmp_path: Path, ending: str) -> None:
+def test_sampled_images_have_files_of_their_own(painted: Run, tmp_path: Path) -> None:
+    ending = "webp"
     words = ["--class", "1", "--class", "0", "--num", "2", "--steps", "1", "--strategy", "once", "--seed", "5"]
     folder = tmp_path / "out"
     done = CliRunner().invoke(main, ["sample", painted.url, *words, "--out-dir", str(folder), "--format", ending])

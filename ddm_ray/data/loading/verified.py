@@ -62,13 +62,8 @@ class VerifiedFile:
         with self.open() as file:
             yield f"/dev/fd/{file.fileno()}"
 
-    def verify(self) -> None:
-        """Read the file, unless it was verified and hasn't changed. Raises as `open`."""
-        with self.open():
-            pass
-
     def verify_once(self, notes: Path) -> None:
-        """Verify as `verify` does, without reading if `notes` say that another process of this user verified the file.
+        """Read the file once to verify it, unless `notes` say that another process of this user has verified it.
 
         Of concurrent processes, one reads the file. Files of other users, and files on other machines, are never noted:
         their owners could forge every sign of a change. Raises as `open`.
@@ -83,7 +78,8 @@ class VerifiedFile:
                 held.callback(_remove_empty, note)
                 self._stamp = self._stamp or _noted(descriptor)
             known, began = self._stamp, time.time_ns()
-            self.verify()
+            with self.open():  # reads it, unless its stamp is known
+                pass
             if descriptor is not None and self._stamp != known and _lasts(self._stamp, began):
                 with suppress(OSError):
                     os.ftruncate(descriptor, 0)

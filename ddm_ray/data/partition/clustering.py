@@ -99,27 +99,23 @@ class ClusterFeatures:
         return unit_length(features_ND) if self.run.config.partition.metric == "spherical" else features_ND
 
     def raw(self, table: pa.Table) -> np.ndarray:
-        """features_ND float32 before any scaling. Raises DataError naming a row that can't be clustered."""
+        """features_ND float32 before any scaling. Raises DataError naming a row that has no direction."""
         config = self.run.config
         if config.partition.method == "pixels":
-            features_ND = pooled_pixels(images(table, config.data))
-            self._refuse(table, ~np.isfinite(features_ND).all(axis=1), "images aren't finite", "data.latents")
-            return features_ND
+            return pooled_pixels(images(table, config.data))
         features_ND = embeddings(table)
-        self._refuse(table, ~np.isfinite(features_ND).all(axis=1), "embeddings aren't finite", "embedder.checkpoint")
-        if config.partition.metric == "spherical":
-            zero_N = np.count_nonzero(features_ND, axis=1) == 0
-            self._refuse(table, zero_N, "embeddings are zero and have no direction", "embedder and partition.metric")
+        zero_N = np.count_nonzero(features_ND, axis=1) == 0
+        if config.partition.metric == "spherical" and zero_N.any():
+            what = "embeddings are zero and have no direction"
+            row_id = table["id"][int(zero_N.argmax())].as_py()
+            raise DataError(
+                f"{self.run.url}: {zero_N.sum()} {what}, e.g. of {row_id}; check embedder and partition.metric"
+            )
         return features_ND
 
     def scaled(self, features_ND: np.ndarray) -> np.ndarray:
         """Scale raw features of pixels to the sample's mean 0 and standard deviation 1; embeddings stay as they are."""
         return features_ND if self.mean_D is None else (features_ND - self.mean_D) / self.std_D
-
-    def _refuse(self, table: pa.Table, broken_N: np.ndarray, what: str, check: str) -> None:
-        if broken_N.any():
-            row_id = table["id"][int(broken_N.argmax())].as_py()
-            raise DataError(f"{self.run.url}: {broken_N.sum()} {what}, e.g. of {row_id}; check {check}")
 
 
 @dataclass(frozen=True)

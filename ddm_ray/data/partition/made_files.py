@@ -92,7 +92,7 @@ class MadeFiles:
         self._run.store.delete(self._folder if self._run.config.partition.given else FOLDER)
 
     def _read(self, file: ShardFile) -> MadeFile | None:
-        key, tally = self._key(file), Tally.none(self._run.config.data)
+        key = self._key(file)
         try:
             body = unseal(
                 read_sealed(self._run.store, key),
@@ -102,10 +102,8 @@ class MadeFiles:
         except (CorruptArtifact, FileNotFoundError):
             return None
         values_V = np.frombuffer(zlib.decompress(base64.b64decode(body["values"])), "<i8")
-        counted = Tally(
-            data_dtype(self._run.config.data), np.array(body["counts"], np.int64), values_V.astype(np.int64)
-        )
-        tally.join(counted)
+        dtype = data_dtype(self._run.config.data)
+        tally = Tally(dtype, np.array(body["counts"], np.int64), values_V.astype(np.int64))
         return MadeFile(file, FileRecord(**body["record"]), body["rows"], tally)
 
     def _key(self, file: ShardFile) -> str:

@@ -14,7 +14,7 @@ from ddm_ray.data.partition.report_builder import Report, ReportBuilder
 from ddm_ray.data.partition.state import has_files, invalidate
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROWS
-from ddm_ray.run.info import CentroidsInfo, PartitionInfo, ReportInfo, RowsInfo
+from ddm_ray.run.info import PartitionInfo, ReportInfo, RowsInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 from ddm_ray.run.run import Run
 
@@ -32,7 +32,7 @@ def report(run: Run, progress: OnProgress | None = None, execute: Executor | Non
     if finished_report(run) or f"{REPORT}/{PAGE}".removeprefix(f"{PARTITION}/") in partition.files:
         return
     if run.config.partition.given:
-        commit_report(run, ReportBuilder(run.named, PartitionInfo.of(partition), 0).build(None, {}))
+        commit_report(run, ReportBuilder(run.named, PartitionInfo.of(partition), 0).build())
         return
     rows = RowsReader(run, ROWS)
     clustering = Clustering.read(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
@@ -50,8 +50,7 @@ def report_of(
     builder = look.builder()
     for part in execute.each(rows, look, look.columns(rows), on_progress):
         builder.join(part)
-    centroids = assigned.clustering.centroids if assigned.clustering else None
-    commit_report(run, builder.build(centroids, _facts(rows)))
+    commit_report(run, builder.build(RowsInfo.of(rows.manifest).credit))
 
 
 def _far_before(run: Run) -> tuple[float | None, ...]:
@@ -59,13 +58,8 @@ def _far_before(run: Run) -> tuple[float | None, ...]:
 
     Raises CorruptArtifact, DriftError for a damaged report of these rows.
     """
-    if not (run.appends and run.base and (report := run.base.finished(REPORT))):
-        return ()
-    far_K, num_clusters = ReportInfo.of(report).far_K, run.config.partition.num_clusters
-    if far_K and len(far_K) != num_clusters:
-        where = f"{run.base.url}/{REPORT}: has distances of {len(far_K)} clusters, its run has {num_clusters}"
-        raise CorruptArtifact(where, run.base.remake(REPORT))
-    return far_K
+    before = run.base.finished(REPORT) if run.appends and run.base else None
+    return ReportInfo.of(before).far_K if before else ()
 
 
 @dataclass(frozen=True)
@@ -92,20 +86,6 @@ class _Look:
             cluster_N = self.assigned.clusters(table)
             builder.add(table, cluster_N, self.assigned.distances(table, cluster_N))
         yield builder
-
-
-def _facts(rows: RowsReader) -> dict[str, str]:
-    """Facts about the rows, apart from their clusters, for the page."""
-    run, info = rows.run, RowsInfo.of(rows.manifest)
-    counts = {"rejected": info.rejected, "duplicates": info.duplicates, "dropped": info.dropped}
-    counts["files of another kind"] = sum(info.ignored.values())
-    facts = {"pictures": info.credit} if info.credit else {}
-    facts |= {name: f"{count:,}" for name, count in counts.items() if count}
-    if run.config.partition.by_kmeans:
-        facts["rows sampled"] = f"{CentroidsInfo.of(run.require(CENTROIDS)).rows_sampled:,}"
-    if run.appends:
-        facts["appended"] = f"{info.rows:,} rows of {info.source}, which the pictures are of"
-    return facts
 
 
 def finished_report(run: Run) -> Manifest | None:

@@ -4,7 +4,6 @@ N rows, D dimensions of an embedding, K clusters, S sampled rows.
 """
 
 import io
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,18 +11,17 @@ import pyarrow as pa
 from PIL import Image
 
 from ddm_ray.config import RunConfig
-from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data.order import shuffle_keys
-from ddm_ray.data.partition.numbers import FAR, unlike, warnings_of
+from ddm_ray.data.partition.numbers import FAR, size_warnings, unlike
 from ddm_ray.data.partition.page import Shown, render_partition
-from ddm_ray.data.partition.pictures import projection_png, tile_png, to_image
 from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.schema import embeddings, stored_images, trains
+from ddm_ray.pictures.png import to_png
 from ddm_ray.run.info import ClusterFit, PartitionInfo, ReportInfo
 
-IMAGES = 8
+IMAGES, TILE = 8, 64
 SHOWN_CLUSTERS = 64
-PROJECTED_ROWS, SILHOUETTE_ROWS, MEASURED_ROWS = 5000, 2000, 2**16
+SILHOUETTE_ROWS, MEASURED_ROWS = 2000, 2**16
 Looks = dict[int, Shown]
 """Rows by their keys, in the form that the page shows."""
 
@@ -49,7 +47,7 @@ class ReportBuilder:
         self._config, self._info, self._num_clusters = config, info, config.partition.num_clusters
         largest = np.argsort(-np.array(info.rows_K), kind="stable")[:SHOWN_CLUSTERS]
         self._looks: dict[int, Looks] = {cluster: {} for cluster in largest.tolist()}
-        self._embeddings, self._limit = RowSample(PROJECTED_ROWS), likely_limit(PROJECTED_ROWS, num_rows)
+        self._embeddings, self._limit = RowSample(SILHOUETTE_ROWS), likely_limit(SILHOUETTE_ROWS, num_rows)
         self._distances, self._far_K = RowSample(MEASURED_ROWS), far_K
         self._rows_K, self._far_rows_K = np.zeros((2, self._num_clusters), np.int64)
 
@@ -94,47 +92,32 @@ class ReportBuilder:
         for cluster, looks in self._looks.items():
             self._looks[cluster] = dict(sorted({**looks, **other._looks[cluster]}.items())[:IMAGES])
 
-    def build(self, centroids: Centroids | None, facts: Mapping[str, str]) -> Report:
-        """Build the report of all added rows. `facts`: lines for its last section, such as numbers of dropped rows."""
-        embedding_SD, cluster_S = self._sampled()
-        silhouette, silhouette_K = self._silhouette(embedding_SD, cluster_S)
+    def build(self, credit: str | None = None) -> Report:
+        """Build the report of all added rows. `credit`: the owner of the images, if the source names one."""
         fit = self._fit()
         info = ReportInfo(
-            silhouette=silhouette,
-            silhouette_K=silhouette_K,
-            warnings=(*unlike(fit), *warnings_of(self._config, self._info, silhouette)),
+            silhouette=self._silhouette(),
+            warnings=(*unlike(fit), *size_warnings(self._config, self._info)),
             fit=fit,
             far_K=self._far_K or self._limits(),
         )
         looks_K = [self._looks.get(cluster, {}) for cluster in range(self._num_clusters)]
         shown_K = [[looks[key] for key in sorted(looks)] for looks in looks_K]
-        projection = projection_png(embedding_SD, cluster_S, self._num_clusters) if len(embedding_SD) else None
-        return Report(
-            render_partition(self._config, self._info, info, centroids, shown_K, projection, facts).encode(), info
-        )
+        return Report(render_partition(self._config, self._info, info, shown_K, credit).encode(), info)
 
-    def _sampled(self) -> tuple[np.ndarray, np.ndarray]:
-        """embedding_SD as clustering used them (of unit length for the spherical metric), and cluster_S."""
+    def _silhouette(self) -> float | None:
+        """Mean silhouette of a sample of rows, in the metric that clustering used; None if it is undefined."""
+        from sklearn.metrics import silhouette_score
+
         if not len(self._embeddings):
-            return np.empty((0, 0)), np.empty(0, np.int64)
+            return None
         embedding_SD, cluster_S = self._embeddings.arrays()
+        if not 2 <= len(np.unique(cluster_S)) < len(cluster_S):
+            return None
         if self._config.partition.metric == "spherical":
             length_S1 = np.linalg.norm(embedding_SD, axis=1, keepdims=True)
             embedding_SD = embedding_SD / np.maximum(length_S1, np.finfo(np.float32).tiny)
-        return embedding_SD, cluster_S
-
-    def _silhouette(
-        self, embedding_SD: np.ndarray, cluster_S: np.ndarray
-    ) -> tuple[float | None, tuple[float | None, ...]]:
-        """Mean silhouette of a sample of rows, overall and per cluster."""
-        from sklearn.metrics import silhouette_samples
-
-        cluster_S = cluster_S[:SILHOUETTE_ROWS]
-        if not 2 <= len(np.unique(cluster_S)) < len(cluster_S):
-            return None, (None,) * self._num_clusters
-        value_S = silhouette_samples(embedding_SD[:SILHOUETTE_ROWS], cluster_S)
-        by_cluster = [value_S[cluster_S == cluster] for cluster in range(self._num_clusters)]
-        return float(value_S.mean()), tuple(float(values.mean()) if len(values) else None for values in by_cluster)
+        return float(silhouette_score(embedding_SD, cluster_S))
 
     def _limits(self) -> tuple[float | None, ...]:
         """`ReportInfo.far_K` of the added rows; empty if they have no distances."""
@@ -155,8 +138,10 @@ class ReportBuilder:
 def _shown(config: RunConfig, row: pa.Table) -> Shown:
     """Convert a table of one row to its form on the page."""
     if config.data.latents is not None:
-        with Image.open(io.BytesIO(row["thumbnail"][0].as_py())) as image:
-            png = tile_png(image)
+        image = Image.open(io.BytesIO(row["thumbnail"][0].as_py()))
     else:
-        png = tile_png(to_image(stored_images(row, config.data)[0]))
-    return Shown(png, row["text"][0].as_py() if config.data.text is not None else "")
+        pixels_HWC = np.ascontiguousarray(stored_images(row, config.data)[0].transpose(1, 2, 0))
+        image = Image.fromarray(pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
+    image = image.convert("RGB")
+    image.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)  # a smaller image keeps its size
+    return Shown(to_png(image), row["text"][0].as_py() if config.data.text is not None else "")

@@ -12,62 +12,6 @@ SPARE = 16
 """A sample has one spare slot per SPARE rows. When all are taken, it is cut back to its size."""
 
 
-class LowestKeys:
-    """The `size` lowest of all keys (uint64) offered so far, each in a numbered slot for its row's data.
-
-    An offer takes time for its own keys only: the stored keys are examined once per many offers.
-    """
-
-    def __init__(self, size: int):
-        self.size = size
-        self.num_slots = size + size // SPARE
-        self._key_S = np.empty(self.num_slots, np.uint64)
-        self._free = np.arange(self.num_slots)
-        self._limit = np.uint64(2**64 - 1)  # keys above it aren't among the lowest
-
-    def __len__(self) -> int:
-        return min(self.num_slots - len(self._free), self.size)
-
-    def offer(self, key_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(row_M, slot_M): the rows to keep for now, and the slots that they take."""
-        row_M = np.flatnonzero(key_N <= self._limit)
-        if len(row_M) > len(self._free):
-            row_M = row_M[self._cut(key_N[row_M])]
-        slot_M, self._free = self._free[: len(row_M)], self._free[len(row_M) :]
-        self._key_S[slot_M] = key_N[row_M]
-        return row_M, slot_M
-
-    @property
-    def lowest(self) -> np.ndarray:
-        """The stored keys. After `sort`, in ascending order."""
-        keys: np.ndarray = self._key_S[: len(self)]
-        return keys
-
-    def sort(self) -> np.ndarray:
-        """Keep only the lowest keys, and renumber their slots in key order. Returns slot_S, the former numbers."""
-        held = self._held()
-        slot_S = held[np.argsort(self._key_S[held])][: self.size]
-        self._key_S[: len(slot_S)] = self._key_S[slot_S]
-        self._free = np.arange(len(slot_S), self.num_slots)
-        return slot_S
-
-    def _cut(self, key_M: np.ndarray) -> np.ndarray:
-        """Free the slots of all but the lowest keys. Returns kept_M: which offered keys are among the lowest."""
-        held = self._held()
-        every = np.concatenate([self._key_S[held], key_M])
-        kept = np.zeros(len(every), bool)
-        kept[np.argpartition(every, self.size - 1)[: self.size]] = True
-        self._limit = every[kept].max()
-        self._free = np.concatenate([self._free, held[~kept[: len(held)]]])
-        return kept[len(held) :]
-
-    def _held(self) -> np.ndarray:
-        """Slots in use, in order."""
-        taken = np.ones(self.num_slots, bool)
-        taken[self._free] = False
-        return np.flatnonzero(taken)
-
-
 def likely_limit(size: int, num_rows: int) -> np.uint64 | None:
     """A key below which `size` of `num_rows` uniform keys lie, except once in 10^15 times; None: take all keys."""
     likely = (size + 8 * np.sqrt(size)) / max(num_rows, 1)
@@ -75,42 +19,71 @@ def likely_limit(size: int, num_rows: int) -> np.uint64 | None:
 
 
 class RowSample:
-    """Rows of arrays with the `size` lowest keys among all added rows. Pickling keeps only these rows."""
+    """Rows of arrays with the `size` lowest keys (uint64) among all added rows. Pickling keeps only these rows.
+
+    Each row has a slot. To add rows takes time for these rows only: the stored keys are examined once per many rows.
+    """
 
     def __init__(self, size: int):
-        self._keys = LowestKeys(size)
+        self._size, self._num_slots = size, size + size // SPARE
+        self._key_S = np.empty(self._num_slots, np.uint64)
+        self._free = np.arange(self._num_slots)
+        self._limit = np.uint64(2**64 - 1)  # keys above it aren't among the lowest
         self._arrays: list[np.ndarray] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = self.arrays()
-        return _sample_of, (self._keys.size, self._keys.lowest, arrays)
+        return _sample_of, (self._size, self._key_S[: len(self)], arrays)
 
     def join(self, other: "RowSample") -> None:
         """Add the rows of another sample of the same size."""
         if arrays := other.arrays():
-            self.add(other._keys.lowest, *arrays)
+            self.add(other._key_S[: len(other)], *arrays)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return min(self._num_slots - len(self._free), self._size)
 
     def add(self, key_N: np.ndarray, *arrays: np.ndarray) -> None:
         """Add rows by key: arrays (N, ...), the same arrays in every call."""
         if not self._arrays:
             # Allocates no physical memory yet: pages are taken as rows are written.
-            self._arrays = [np.empty((self._keys.num_slots, *array.shape[1:]), array.dtype) for array in arrays]
-        row_M, slot_M = self._keys.offer(key_N)
+            self._arrays = [np.empty((self._num_slots, *array.shape[1:]), array.dtype) for array in arrays]
+        row_M = np.flatnonzero(key_N <= self._limit)
+        if len(row_M) > len(self._free):
+            row_M = row_M[self._cut(key_N[row_M])]
+        slot_M, self._free = self._free[: len(row_M)], self._free[len(row_M) :]
+        self._key_S[slot_M] = key_N[row_M]
         for held, array in zip(self._arrays, arrays, strict=True):
             held[slot_M] = array[row_M]
 
     def arrays(self) -> list[np.ndarray]:
         """Each array's rows (S, ...) in key order: views of the sample's memory. Empty if no rows were added."""
-        slot_S = self._keys.sort()
-        for held in self._arrays:
-            flat = held.reshape(len(held), -1)
+        held = self._held()
+        slot_S = held[np.argsort(self._key_S[held])][: self._size]
+        self._key_S[: len(slot_S)] = self._key_S[slot_S]
+        self._free = np.arange(len(slot_S), self._num_slots)
+        for array in self._arrays:
+            flat = array.reshape(len(array), -1)
             for begin in range(0, flat.shape[1], SORTED_COLUMNS):  # some columns at a time, to avoid a second copy
                 columns = slice(begin, begin + SORTED_COLUMNS)
                 flat[: len(slot_S), columns] = flat[slot_S, columns]
-        return [held[: len(slot_S)] for held in self._arrays]
+        return [array[: len(slot_S)] for array in self._arrays]
+
+    def _cut(self, key_M: np.ndarray) -> np.ndarray:
+        """Free the slots of all but the lowest keys. Returns kept_M: which offered keys are among the lowest."""
+        held = self._held()
+        every = np.concatenate([self._key_S[held], key_M])
+        kept = np.zeros(len(every), bool)
+        kept[np.argpartition(every, self._size - 1)[: self._size]] = True
+        self._limit = every[kept].max()
+        self._free = np.concatenate([self._free, held[~kept[: len(held)]]])
+        return kept[len(held) :]
+
+    def _held(self) -> np.ndarray:
+        """Slots in use, in order."""
+        taken = np.ones(self._num_slots, bool)
+        taken[self._free] = False
+        return np.flatnonzero(taken)
 
 
 def _sample_of(size: int, key_S: np.ndarray, arrays: list[np.ndarray]) -> RowSample:

@@ -25,7 +25,7 @@ def write_shards(
 ) -> dict[int, Manifest]:
     """Write a plan's shards; returns their manifests by cluster. Files that a killed partition recorded are kept.
 
-    Raises DataError for data that aren't finite, RayError if rows were lost, StorageError.
+    Raises RayError if rows were lost, StorageError.
     """
     written = {cluster: WrittenShard(Tally.none(work.rows.run.config.data)) for cluster in expected}
     missing = {file.place: file for file in work.plan.files}
@@ -62,7 +62,7 @@ class WrittenShard:
 def commit_shard(expected: ExpectedShard, written: WrittenShard, train: int, heldout: int) -> Manifest:
     """Commit a shard from its written files. If rows are appended, it includes the files of the base run's shard.
 
-    `train` and `heldout`: its numbers of rows. Raises DataError for data that aren't finite, RayError for lost rows.
+    `train` and `heldout`: its numbers of rows. Raises RayError for lost rows.
     """
     run, cluster = expected.run, expected.cluster
     if written.rows != train + heldout:
@@ -82,7 +82,7 @@ def commit_shard(expected: ExpectedShard, written: WrittenShard, train: int, hel
     for name in store.sizes(artifact).keys() - named.keys() - {NAME}:
         if not run.inherits(f"{artifact}/{name}"):
             store.delete_one(f"{artifact}/{name}")
-    counts_C, std = written.tally.counts_C.tolist(), written.tally.std(artifact)
+    counts_C, std = written.tally.counts_C.tolist(), written.tally.std()
     if before:
         earlier = ShardInfo.of(before)
         train, heldout = train + earlier.rows_train, heldout + earlier.rows_heldout

@@ -5,14 +5,12 @@ N rows of a part, D dimensions of what is clustered, K clusters.
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.data.partition.assignment import Assigned, RowClusters, assign_rows, count_rows
 from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit_clustering
 from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
 from ddm_ray.data.partition.made_files import MadeFiles
-from ddm_ray.data.partition.numbers import partition_numbers
+from ddm_ray.data.partition.numbers import partition_info
 from ddm_ray.data.partition.passes import Executor, FileWork, InProcess
 from ddm_ray.data.partition.report import report, report_of
 from ddm_ray.data.partition.shards import write_shards
@@ -159,21 +157,10 @@ def _require_listed(run: Run, partition: Manifest, remade: Mapping[int, Manifest
 
 def _commit(run: Run, shards: Sequence[Manifest], centroids: Manifest | None, identity: Identity) -> Manifest:
     """Commit the partition. Its files are its parts' manifests, so its digest covers the place of every row."""
-    fitted = CentroidsInfo.of(centroids) if centroids else None
-    info = partition_info([ShardInfo.of(manifest) for manifest in shards], fitted)
+    info = partition_info([ShardInfo.of(manifest) for manifest in shards])
     parts = [*shards, centroids] if centroids else shards
     records = {manifest_key(Artifact(part.artifact)): FileRecord.of(part.to_json()) for part in parts}
     return run.commit_records(PARTITION, records, info, identity=identity)
-
-
-def partition_info(shards: Sequence[ShardInfo], centroids: CentroidsInfo | None) -> PartitionInfo:
-    """The numbers of a partition that follow from its parts' manifests; `shards` are in order of their clusters."""
-    counts_CK = np.array([info.counts_C for info in shards], np.int64).T
-    train_K = np.array([info.rows_train for info in shards], np.int64)
-    heldout_K = np.array([info.rows_heldout for info in shards], np.int64)
-    networks = {part: fingerprint for info in shards for part, fingerprint in info.networks.items()}
-    num_fine = centroids.num_fine if centroids else None
-    return PartitionInfo(**partition_numbers(counts_CK, train_K, heldout_K), num_fine=num_fine, networks=networks)
 
 
 def _own(run: Run, cluster: int, on_progress: OnProgress, execute: Executor) -> Manifest:

@@ -8,8 +8,6 @@ import pyarrow as pa
 
 from ddm_ray.config import DataConfig
 from ddm_ray.data.schema import array, as_modelled, data_dtype
-from ddm_ray.errors import DataError
-from ddm_ray.run.graph import Artifact
 
 
 @dataclass
@@ -43,12 +41,10 @@ class Tally:
         self.counts_C += other.counts_C
         self.values_V += other.values_V
 
-    def std(self, artifact: Artifact) -> float:
-        """Standard deviation of the modelled data. Raises DataError naming the artifact if a value isn't finite."""
+    def std(self) -> float:
+        """Standard deviation of the modelled data."""
         present = np.flatnonzero(self.values_V)
         values = as_modelled(present.astype(self._bits).view(self.dtype)).astype(np.float64)
-        if not np.isfinite(values).all():
-            raise DataError(f"{artifact}: some data aren't finite; check data.latents, then prepare the rows again")
         if not len(present):
             return 0.0
         weights = self.values_V[present] / self.values_V.sum()

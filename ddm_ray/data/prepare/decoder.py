@@ -1,8 +1,8 @@
 """A process that decodes images for another, each within a budget of memory and time; run as a module.
 
 It reads questions from its standard input and writes answers to its standard output. It exits when its input ends, so
-it never outlives the process that asks. A question is HEADER (channels, height, width, 1 to shrink, index in FITS,
-number of images), the SIZE of each image, and the images. The answer for each image is the SIZE of a reason, and the
+it never outlives the process that asks. A question is HEADER (channels, height, width, index in FITS, number of
+images), the SIZE of each image, and the images. The answer for each image is the SIZE of a reason, and the
 reason; an empty reason is followed by the pixels. The argument is the descriptor of a shared file, in which the process
 writes the number of the current image within the question, as SIZE.
 """
@@ -29,7 +29,7 @@ MEMORY = 512 * 2**20
 """Bytes that an image with its file may take beyond the process itself."""
 SECONDS = 4
 """CPU seconds for decoding an image."""
-HEADER, SIZE = Struct("<6I"), Struct("<Q")
+HEADER, SIZE = Struct("<5I"), Struct("<Q")
 READY = b"\n"
 """Written when the process is ready for questions."""
 OUT_OF_MEMORY, NOT_FRESH = 77, 78
@@ -59,12 +59,12 @@ def answer_questions(place: mmap.mmap) -> None:
     sink.flush()
     fresh = True
     while header := source.read(HEADER.size):
-        channels, height, width, shrink, fit, count = HEADER.unpack(header)
+        channels, height, width, fit, count = HEADER.unpack(header)
         sizes = [size for (size,) in SIZE.iter_unpack(source.read(count * SIZE.size))]
         for number, encoded in enumerate([source.read(size) for size in sizes]):
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             SIZE.pack_into(place, 0, number)
-            decoded = _decoded(encoded, (channels, height, width), bool(shrink), FITS[fit])
+            decoded = _decoded(encoded, (channels, height, width), FITS[fit])
             if isinstance(decoded, bytes):
                 if not fresh and _is_large(encoded):
                     os._exit(NOT_FRESH)
@@ -77,10 +77,10 @@ def answer_questions(place: mmap.mmap) -> None:
         sink.flush()
 
 
-def _decoded(encoded: bytes, shape: tuple[int, int, int], shrink: bool, fit: FitName) -> np.ndarray | bytes:
+def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName) -> np.ndarray | bytes:
     """Contiguous pixels_HWC, or the reason why there are none. Raises MemoryError."""
     try:
-        return decode(encoded, shape, shrink, fit)
+        return decode(encoded, shape, fit)
     except Exception as error:
         # Pillow may hide a MemoryError behind a SystemError.
         if MemoryError in (type(error), type(error.__cause__)) or _OUT_OF_MEMORY.match(str(error)):

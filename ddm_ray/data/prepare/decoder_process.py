@@ -29,12 +29,10 @@ MAX_SIDE_BY_SIDE = 8
 _idle: list["_Decoder"] = []
 
 
-def decode_apart(
-    images: Sequence[bytes], pixels: Sequence[np.ndarray], shrink: bool = True, fit: FitName = "crop"
-) -> list[str]:
+def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], fit: FitName = "crop") -> list[str]:
     """Decode images into contiguous `pixels`, each uint8 HWC. Returns the reason why each can't be used, or "".
 
-    `shrink`, `fit`: see `images.decode`. Each concurrent call of a thread has its own process. Some processes wait for
+    `fit`: see `images.decode`. Each concurrent call of a thread has its own process. Some processes wait for
     the next call, and end with this process, however it ends. Raises DataError if one can't be started, or is killed
     several times; StorageError.
     """
@@ -46,7 +44,7 @@ def decode_apart(
         decoder, asked = (used, left) if used else (_Decoder(), left[:1])
         suspect = None
         try:
-            decoder.ask([images[place] for place in asked], pixels[0].shape, shrink, fit)
+            decoder.ask([images[place] for place in asked], pixels[0].shape, fit)
             for place in asked:
                 reasons[place] = decoder.answer(pixels[place])
         except (EOFError, BrokenPipeError):
@@ -107,11 +105,11 @@ class _Decoder:
             self.end()
             raise DataError(f"the process that decodes images can't be started: {self._process.returncode}")
 
-    def ask(self, images: Sequence[bytes], shape_HWC: Sequence[int], shrink: bool, fit: FitName) -> None:
+    def ask(self, images: Sequence[bytes], shape_HWC: Sequence[int], fit: FitName) -> None:
         """Send images. Raises BrokenPipeError if the process is dead."""
         height, width, num_channels = shape_HWC
         SIZE.pack_into(self._place, 0, 0)
-        self._questions.write(HEADER.pack(num_channels, height, width, shrink, FITS.index(fit), len(images)))
+        self._questions.write(HEADER.pack(num_channels, height, width, FITS.index(fit), len(images)))
         self._questions.write(b"".join(SIZE.pack(len(encoded)) for encoded in images))
         for encoded in images:
             self._questions.write(encoded)

@@ -45,17 +45,12 @@ class DecodedRows:
         return holdout_fractions(self.ids if self.scenes is None else self.scenes)
 
 
-def decode_rows(
-    rows: list[Encoded], config: DataConfig, pool: Executor | None = None, shrink: bool = True
-) -> DecodedRows:
-    """Decode rows, with the threads of `pool` if it is given; the result is the same. `shrink`: see `images.decode`.
-
-    Raises as `decode_apart`.
-    """
+def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None = None) -> DecodedRows:
+    """Decode rows, with the threads of `pool` if it is given; the result is the same. Raises as `decode_apart`."""
     channels, height, width = config.decoded_shape
     pixels_NHWC = np.empty((len(rows), height, width, channels), np.uint8)
     batches = list(_batches(rows))
-    decode_batch = partial(_decode, rows, pixels_NHWC, shrink, config.fit)
+    decode_batch = partial(_decode, rows, pixels_NHWC, config.fit)
     decoded = pool.map(decode_batch, batches) if pool else map(decode_batch, batches)
     reasons = [reason for batch in decoded for reason in batch]
     usable = [place for place, reason in enumerate(reasons) if not reason]
@@ -90,20 +85,18 @@ def middle_pixels(pixels_NHWC: np.ndarray, config: DataConfig) -> np.ndarray:
     return np.ascontiguousarray(middle_NCHW.transpose(0, 2, 3, 1))
 
 
-def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, shrink: bool, fit: FitName, batch: range) -> list[str]:
+def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, fit: FitName, batch: range) -> list[str]:
     """Decode a batch into its places. Returns the reason why each row can't be used, or ""."""
     reasons = {place: problem for place in batch if (problem := rows[place].problem) is not None}
     asked = [place for place in batch if place not in reasons]
     images = [rows[place].image or b"" for place in asked]
-    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked], shrink, fit), strict=True)
+    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked], fit), strict=True)
     return [reasons[place] for place in batch]
 
 
-def read_decoded(
-    unit: Unit, skip: Container[int], source: Source, config: DataConfig, shrink: bool
-) -> Iterator[Chunk[DecodedRows]]:
+def read_decoded(unit: Unit, skip: Container[int], source: Source, config: DataConfig) -> Iterator[Chunk[DecodedRows]]:
     """Decode a unit's missing chunks. With all arguments but the first two bound, it is a `ReadUnit`."""
     for chunk in source.read(unit, skip):
-        number, until, decoded = chunk.number, chunk.until, decode_rows(chunk.rows, config, shrink=shrink)
+        number, until, decoded = chunk.number, chunk.until, decode_rows(chunk.rows, config)
         del chunk  # otherwise its files stay in memory until the next chunk is read
         yield Chunk(number, decoded, until)

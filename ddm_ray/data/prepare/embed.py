@@ -12,15 +12,10 @@ from ddm_ray.config import RunConfig
 from ddm_ray.data.prepare.decoding import DecodedRows, middle_pixels
 from ddm_ray.data.prepare.records import EmbeddedRows
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, MIRRORED, TEXT, TRAIN, column, data_dtype, rows_schema
-from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.models.embedders import Embedder, PixelEmbedder, make_embedder
 
 if TYPE_CHECKING:
     from ddm_ray.data.prepare.encode import EncodeImages, EncodeTexts
-
-MANY_ROWS = 8
-"""Minimum rows of a chunk to blame a network that gives finite numbers for none of them."""
-OVERFLOWS = ", or more than float16 holds,"
 
 
 class Embed:
@@ -34,11 +29,6 @@ class Embed:
         self.config = config
         data, given = config.data, config.partition.given
         self._embedder: Embedder | None = None if given else make_embedder(config.embedder, pixel_embedder, device)
-        if pixel_embedder is not None and len(pixel_embedder.mean_P) != np.prod(data.pixel_shape):
-            raise CorruptArtifact(
-                f"the components of the embedder are of {len(pixel_embedder.mean_P)} values, images have"
-                f" {np.prod(data.pixel_shape)}; delete the run's rows and prepare again"
-            )
         self._images: EncodeImages | None = None
         self._texts: EncodeTexts | None = None
         if data.latents is not None or data.text is not None:
@@ -72,7 +62,7 @@ class Embed:
         return None if self._texts is None else self._texts.null_text()
 
     def __call__(self, decoded: DecodedRows) -> EmbeddedRows:
-        """The rows, in the same order. Raises DataError if a network gives no numbers for any of MANY_ROWS or more."""
+        """The rows, in the same order; rejected are also those for which a network gives NaN or infinity."""
         data, schema = self.config.data, rows_schema(self.config.data, self.embedding_dim)
         if not decoded.ids:
             return EmbeddedRows(schema.empty_table(), decoded.rejected)
@@ -124,7 +114,7 @@ class Embed:
         if config.stored == "ids":
             return columns if pooled is None else columns | {"text_pooled": pooled}
         finite_N = np.array([np.isfinite(np.frombuffer(stored, TEXT)).all() for stored in tokens])
-        numbers.require(finite_N, f"text encoder {config.encoder}", OVERFLOWS)
+        numbers.reject(~finite_N, f"text encoder {config.encoder}", TEXT)
         if pooled is not None:
             pooled_NP = np.asarray(pooled)
             numbers.check(pooled_NP, f"text encoder {config.pooled_encoder or config.encoder}")
@@ -140,17 +130,14 @@ class _Numbers:
         self._reasons: dict[int, str] = {}
 
     def check(self, values: np.ndarray, what: str) -> None:
-        """Reject rows for which network `what` gives values (N, ...) that aren't finite. Raises as `require`."""
-        finite_N = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-        self.require(finite_N, what, OVERFLOWS if values.dtype == np.float16 else "")
+        """Reject rows for which network `what` gives values (N, ...) that aren't finite."""
+        self.reject(~np.isfinite(values.reshape(len(values), -1)).all(axis=1), what, values.dtype)
 
-    def require(self, finite_N: np.ndarray, what: str, limit: str) -> None:
-        """Reject rows that aren't finite. Raises DataError if none of MANY_ROWS or more is finite."""
-        if len(finite_N) >= MANY_ROWS and not finite_N.any():
-            which = f"for any of {len(finite_N)} rows, e.g. {self._ids[0]}; use another"
-            raise DataError(f"{what}: gives NaN or infinity{limit} {which}")
-        for row in np.flatnonzero(~finite_N).tolist():
-            self._reasons.setdefault(row, f"{what}: gives NaN or infinity{limit}".rstrip(","))
+    def reject(self, broken_N: np.ndarray, what: str, dtype: np.dtype) -> None:
+        """Reject rows for which network `what` gives values of this type that aren't finite."""
+        limit = ", or more than float16 holds" if dtype == np.float16 else ""
+        for row in np.flatnonzero(broken_N).tolist():
+            self._reasons.setdefault(row, f"{what}: gives NaN or infinity{limit}")
 
     def split(self, table: pa.Table) -> tuple[pa.Table, list[dict[str, str]]]:
         """The usable rows, and {id, reason} of the rejected ones."""

@@ -63,14 +63,13 @@ def check_rejected(
 def commit(
     chunks: RowsStore, plan: SourcePlan, records: Collection[RowsRecord], earlier: Sequence[RowsStore] = ()
 ) -> Manifest:
-    """Check the records of all chunks against each other, `earlier` rows and storage, and commit the rows.
+    """Check the records of all chunks against each other and `earlier` rows, and commit the rows.
 
     Deletes chunk files that no record names: those of a killed process, or of a concurrent writer that lost. Raises
     DataError if an id occurs twice, or there is no row to train on; CorruptArtifact.
     """
     run, artifact = chunks.run, chunks.artifact
     identity = run.identity(artifact)
-    chunks.require_complete(plan, records)
     every = _Every([*((rows, KeptRecords.of(rows)) for rows in earlier), (chunks, records)])
     _require_unique(plan, every)
     equal = _equal_images(every, chunks)
@@ -110,7 +109,7 @@ def commit(
         classes=plan.classes,
         ignored=plan.ignored,
         reasons=_reasons(records),
-        networks=networks_of(chunks, plan),
+        networks=networks_of(chunks),
         versions=installed_versions(),
         credit=named.credit if named else None,
     )

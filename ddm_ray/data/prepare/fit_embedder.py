@@ -63,7 +63,7 @@ def _sample(
     num_read, enough = 0, min(PCA_ROWS, PCA_BYTES // (4 * math.prod(config.pixel_shape)))
     with ThreadPoolExecutor(min(MAX_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
         for chunk in _chunks_in_random_order(plan, source):
-            decoded = decode_rows(chunk.rows, config, pool, plan.bounded)
+            decoded = decode_rows(chunk.rows, config, pool)
             train_N = decoded.holdout_fractions() >= config.heldout
             ids += [row_id for row_id, train in zip(decoded.ids, train_N, strict=True) if train]
             pixels.append(middle_pixels(decoded.pixels_NHWC[train_N], config))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ddm_ray.data.prepare.embed import Embed
 from ddm_ray.data.prepare.fit_embedder import embeds_pixels, fitted
-from ddm_ray.data.prepare.records import EmbeddedRows, RowsRecord, RowsStore, SourcePlan, store_rows
+from ddm_ray.data.prepare.records import EmbeddedRows, RowsRecord, RowsStore, store_rows
 from ddm_ray.run.chunk_records import ChunkKey
 from ddm_ray.store.checksummed import canonical
 
@@ -17,16 +17,14 @@ NETWORKS = "_networks/NETWORKS.json"
 """JSON object that names the file of fingerprints of the networks that make the rows."""
 
 
-def networks_of(chunks: RowsStore, plan: SourcePlan) -> dict[str, str]:
+def networks_of(chunks: RowsStore) -> dict[str, str]:
     """Fingerprints, by role, of the networks that make a run's rows, except one that the run itself has fitted.
 
-    Rows begun by an older version may lack them. Raises CorruptArtifact if they are missing or altered.
+    Raises CorruptArtifact if they are missing or altered.
     """
     data, given = chunks.run.config.data, chunks.run.config.partition.given
     others = data.latents or data.text or not (given or embeds_pixels(chunks.run.config))
-    if not others or not (plan.bounded or chunks.store.exists(f"{chunks.artifact}/{NETWORKS}")):
-        return {}
-    return _stored(chunks)
+    return _stored(chunks) if others else {}
 
 
 def _stored(chunks: RowsStore) -> dict[str, str]:

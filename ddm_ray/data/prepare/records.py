@@ -26,8 +26,8 @@ REJECTED = "_rejected"
 class SourcePlan:
     """A source as it was when the rows were begun; see Listing.
 
-    `bounded`: chunks end `by_values`, and large images are shrunk during decoding. False in older plans, which have no
-    `numbered` either.
+    `bounded`: False in plans of older versions, which cut chunks and decoded images otherwise: their rows can be read,
+    but not finished. They have no `numbered` either.
     """
 
     source: str

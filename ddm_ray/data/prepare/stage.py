@@ -72,7 +72,10 @@ def prepare(
             plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command has begun the rows
             raise _other_source(run, artifact, plan.source, name)
-    opened = opened.planned(plan.chunk_rows, plan.classes, plan.bounded, plan.numbered)
+    if not plan.bounded:
+        older = "was begun by an older version, which cut chunks and decoded images otherwise"
+        raise DriftError(f"{chunks.url} {older}", run.remake(artifact))
+    opened = opened.planned(plan.chunk_rows, plan.classes, plan.numbered)
     if earlier:
         take_networks(chunks, earlier[-1])
     else:
@@ -82,7 +85,7 @@ def prepare(
         from ddm_ray.data.sharded.ray_data import RayData
 
         execute = RayData(placement)
-    read = partial(read_decoded, source=opened, config=run.config.data, shrink=plan.bounded)
+    read = partial(read_decoded, source=opened, config=run.config.data)
     maker = MakeRows(chunks, "cuda" if placement.use_gpu else "cpu")
     observer = _Observer(chunks, plan, on_progress, max_rejected)
     records = make_chunks(chunks, plan, execute, read, maker, observer)

@@ -6,7 +6,6 @@ Concurrent commands and kills are harmless: a plan or record is created if absen
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Annotated, Any, Generic, Protocol, TypeVar, get_type_hints
@@ -24,7 +23,6 @@ from ddm_ray.run.manifest import FileName, FileRecord, Identity, read_verified
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import read_sealed, seal, unseal
 
-MAX_READERS = 16
 HASH = np.dtype("<u8")
 _COLUMNS = {str: pa.string(), int: pa.int64(), tuple[str, ...]: pa.list_(pa.string())}
 _COLUMNS[tuple[int, ...]] = pa.list_(pa.int64())
@@ -190,11 +188,6 @@ class ChunkStore(Generic[PlanT, RecordT]):
         if record.key != key:
             raise CorruptArtifact(f"{where}: is another chunk's", self.remake(key))
         return record
-
-    def records(self, keys: Iterable[ChunkKey]) -> list[RecordT]:
-        """The records of several chunks, read concurrently."""
-        with ThreadPoolExecutor(MAX_READERS) as pool:
-            return list(pool.map(self.record, keys))
 
     def has(self, key: ChunkKey) -> bool:
         """True if the chunk is finished."""

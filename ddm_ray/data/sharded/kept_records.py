@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Generic
 
 from ddm_ray.data.read_ahead import read_ahead
-from ddm_ray.data.sharded.chunk_store import MAX_READERS, ChunkStore, RecordT
+from ddm_ray.data.sharded.chunk_store import ChunkStore, RecordT
 from ddm_ray.run.chunk_records import ChunkKey
 from ddm_ray.store.refusals import as_storage_error
+
+MAX_READERS = 16
 
 
 def as_temporary_error() -> AbstractContextManager[None]:

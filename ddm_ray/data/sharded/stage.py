@@ -35,7 +35,10 @@ def make_chunks(
     maker: ChunkMaker[Any, RecordT],
     observer: ChunkObserver[RecordT],
 ) -> KeptRecords[RecordT]:
-    """Make all chunks without a record, and return the records of all chunks, in the plan's order."""
+    """Make all chunks without a record, and return the records of all chunks, in the plan's order.
+
+    Raises CorruptArtifact if a chunk has no record or a file is missing, besides what the executor raises.
+    """
     records = KeptRecords.of(chunks)
     observer.begin(records)
     done, complete_units = chunks_done(records.keys)
@@ -48,6 +51,7 @@ def make_chunks(
                 observer.add(chunk.record, chunk.until)
     # Chunks of a concurrent command, or of a killed one that returned no results.
     records.read(chunks, [key for key in chunks.finished_keys() if key not in records.keys])
+    chunks.require_complete(plan, records)
     return records
 
 

@@ -1,11 +1,13 @@
-"""The interface of every source: units of work, chunks of encoded rows, and how a source is read."""
+"""The base class of every source: units of work, chunks of encoded rows, and how a source is read."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from ddm_ray.config import DataConfig
 from ddm_ray.data.sharded.work import CHUNK_BYTES, Chunk
+from ddm_ray.data.sources.conditions import Conditions
 
 CHUNK_FILE_BYTES = 128 * 2**20
 """A chunk is full at this size of its encoded images, whatever its number of rows."""
@@ -66,26 +68,28 @@ class Listing:
     chunk_rows: int | None = None
 
 
-class Source(Protocol):
-    """Encoded images with conditions. Can be pickled, and opened on any machine without access to storage."""
+@dataclass(frozen=True)
+class Source(ABC):
+    """Encoded images with conditions, in chunks of `chunk_rows` rows.
 
-    def list(self) -> Listing:
-        """List all units. Raises DataError, StorageError."""
-        ...
+    Can be pickled, and opened on any machine without access to storage.
+    """
+
+    conditions: Conditions
+    chunk_rows: int
 
     def planned(
-        self,
-        chunk_rows: int,
-        classes: tuple[str, ...] | None,
-        by_values: bool = True,
-        numbered: tuple[str, ...] | None = None,
+        self, chunk_rows: int, classes: tuple[str, ...] | None, numbered: tuple[str, ...] | None = None
     ) -> Self:
-        """The source as a plan reads it: in chunks of `chunk_rows` rows, with a listing's `classes` and `numbered`.
+        """The source as a plan reads it: in chunks of `chunk_rows` rows, with a listing's `classes` and `numbered`."""
+        conditions = replace(self.conditions, classes=classes, numbered=numbered)
+        return replace(self, chunk_rows=chunk_rows, conditions=conditions)
 
-        Without `by_values`, chunks of parquet files end after that many rows, however large the values are.
-        """
-        ...
+    @abstractmethod
+    def list(self) -> Listing:
+        """List all units. Raises DataError, StorageError."""
 
+    @abstractmethod
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """Yield the unit's chunks except those in `skip`, in order; always the same ones.
 
@@ -93,7 +97,6 @@ class Source(Protocol):
         gives a row with a problem. Raises DataError for such a tar or parquet file, for one that can't be read, and if
         the whole source is missing; StorageError.
         """
-        ...
 
 
 UNREAD = Encoded("", None, None)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import ClassVar
 
-from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Unit, rows_of_a_part
-from ddm_ray.data.sources.conditions import Conditioned
+from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Source, Unit, rows_of_a_part
 from ddm_ray.data.sources.files import Files
 from ddm_ray.data.sources.registry import FORMATS, MOVED, MOVED_TO
 from ddm_ray.errors import ConfigError, DataError
@@ -18,11 +17,10 @@ from ddm_ray.spelling import meant
 MAX_ENDINGS = 9
 SMALL_IMAGE = 2**14
 """Assumed bytes per image in a file of many if a listing has no counts; low, so that parts don't get too small."""
-_COMPRESSED = "compressed tars aren't read: unpack them"
 
 
 @dataclass(frozen=True)
-class Collection(Conditioned):
+class Collection(Source):
     """Files of one format: a folder of images, WebDataset tars, parquet files and so on; see Source."""
 
     files: Files
@@ -94,10 +92,6 @@ class Format(ABC):
         """Rows of a unit, from its files' headers or footers; None if only reading them tells. Raises DataError."""
         return None
 
-    def count_labels(self, source: Collection, unit: Unit) -> Mapping[int, int]:
-        """Rows of a unit by label, without reading images, if the listing has `numbered` names. Raises DataError."""
-        return {}
-
 
 @cache
 def format_named(name: str) -> Format:
@@ -139,12 +133,5 @@ def _endings(paths: Iterable[str]) -> dict[str, int]:
 
 
 def ending(path: str) -> str:
-    """A file's extension for messages; for compressed tars, with the reason why they aren't read."""
-    if compressed := _compressed(path):
-        return f"{compressed} ({_COMPRESSED})"
+    """A file's extension for messages."""
     return f".{extension(path)}" if "." in path.rpartition("/")[2] else "without an ending"
-
-
-def _compressed(path: str) -> str | None:
-    endings = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
-    return next((ending for ending in endings if path.lower().endswith(ending)), None)

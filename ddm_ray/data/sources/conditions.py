@@ -1,7 +1,6 @@
 """Converts what a source states about an image to its condition: a label of the run's classes, or a caption."""
 
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass
 
 from ddm_ray.config import DataConfig
 
@@ -72,26 +71,6 @@ class Conditions:
         if self.counted and self.classes is None and name.strip().lstrip("+-").isdigit():
             return int(self.of(int(name)))
         raise ValueError(f"{name!r:.60} is none of the {self.num_classes} classes")
-
-
-@dataclass(frozen=True)
-class Conditioned:
-    """Base class of sources: the conditions of their rows, and where chunks end."""
-
-    conditions: Conditions
-    chunk_rows: int
-    by_values: bool = field(default=True, kw_only=True)
-
-    def planned(
-        self,
-        chunk_rows: int,
-        classes: tuple[str, ...] | None,
-        by_values: bool = True,
-        numbered: tuple[str, ...] | None = None,
-    ) -> Self:
-        """See Source."""
-        conditions = replace(self.conditions, classes=classes, numbered=numbered)
-        return replace(self, chunk_rows=chunk_rows, conditions=conditions, by_values=by_values)
 
 
 def _in_utf8(caption: str) -> str:

@@ -164,10 +164,6 @@ class Files:
         raw = _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), name)
         return not self.remote and raw != name and os.path.lexists(os.fsencode(self.root) + b"/" + raw)
 
-    def is_link(self, path: str) -> bool:
-        """True if a file on a disk is a symbolic link, dangling or not."""
-        return not self.remote and os.path.islink(self._full(path))
-
     def where(self, path: str) -> str:
         """A file's name for messages."""
         return f"{self.root}/{path}" if self.scheme == "file" else f"{self.scheme}://{self.root}/{path}"

@@ -14,8 +14,7 @@ from ddm_ray.errors import DataError
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 
-GONE, CLASSLESS = "gone since it was listed", "not in a class's folder"
-LOST_LINK = "a link to a file that isn't there"
+GONE, CLASSLESS = "gone since it was listed, or a link to nothing", "not in a class's folder"
 
 
 class Folder(Format):
@@ -92,7 +91,7 @@ def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -
     # Overlaps round trips to other machines; a local disk's are too short to gain from it.
     with ThreadPoolExecutor(THREADS if files.remote else 1) as pool:
         rows = list(pool.map(lambda file: _row(files, file[0], file[1], conditions), listed))
-    gone = [row for row in rows if row.problem in (GONE, LOST_LINK)]
+    gone = [row for row in rows if row.problem == GONE]
     if len(gone) > max(1, len(rows) / 2):
         raise files.lost(f"{files.where(gone[0].id)} and {len(gone) - 1} of the {len(rows) - 1} files next to it")
     return rows
@@ -123,8 +122,7 @@ def _bytes(files: Files, path: str, size: int) -> bytes:
         content = files.read(path, size)
     except FileNotFoundError:
         files.check_missing(path)
-        missing = LOST_LINK if files.is_link(path) else GONE
-        raise _Unreadable(MISNAMED if files.misnamed(path) else missing) from None
+        raise _Unreadable(MISNAMED if files.misnamed(path) else GONE) from None
     except (PermissionError, IsADirectoryError) as error:
         raise _Unreadable(rejection(error).partition(" Detail")[0]) from None
     if len(content) != size:

@@ -18,7 +18,7 @@ from ddm_ray.data.sources.collection import Collection, ending, format_of
 from ddm_ray.data.sources.folder import CLASSLESS
 from ddm_ray.errors import ConfigError, DataError, StorageError
 from ddm_ray.remedies import Begin
-from ddm_ray.spelling import amount
+from ddm_ray.spelling import amount, some
 
 IMAGES = 12
 """Images to look at: spread over a folder, else the first ones of some files."""
@@ -69,10 +69,8 @@ def look(config: RunConfig) -> SourceLook:
     if folders and source.conditions.needed:
         lines.append(f"classes: {_counted(folders)}")
         warnings += _classless(config, folders, len(files) - sum(folders.values()))
-    elif chosen and listing.numbered:
-        counts = chosen.count_labels(source, listing.units[0])
-        named = {name: counts.get(number, 0) for number, name in enumerate(listing.numbered)}
-        lines.append(f"classes, and rows of each in {listing.units[0].key}: {_counted(named)}")
+    elif listing.numbered:
+        lines.append(f"classes: {some(listing.numbered, NAMES)}")
     in_files = _spread(listing.units, PLACES)
     if alone:
         few = _spread(files, IMAGES)

@@ -1,21 +1,20 @@
 """Sources that a word names, without files: generated here, or shipped with an installed package."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import numpy as np
 
 from ddm_ray.data.images import png
-from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Unit
-from ddm_ray.data.sources.conditions import Conditioned, Conditions
+from ddm_ray.data.sources.chunks import Encoded, Source
+from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.registry import MOVED, MOVED_TO, SOURCES
 from ddm_ray.errors import DataError
 
 
 @dataclass(frozen=True)
-class NamedSource(Conditioned, ABC):
+class NamedSource(Source):
     """Base class of sources that a word names; see Source. Each has a line in `SOURCES`, or is an entry point.
 
     `forms`: the possible values of `data.source`, `stripes`, `stripes:NUMBER` or both; the number is the third argument
@@ -26,14 +25,6 @@ class NamedSource(Conditioned, ABC):
     forms: ClassVar[tuple[str, ...]]
     about: ClassVar[str]
     credit: ClassVar[str | None] = None
-
-    @abstractmethod
-    def list(self) -> Listing:
-        """See Source."""
-
-    @abstractmethod
-    def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
-        """See Source."""
 
     @classmethod
     def of(cls, source: str, conditions: Conditions, chunk_rows: int) -> Self:

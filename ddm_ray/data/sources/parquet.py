@@ -1,7 +1,5 @@
 """Parquet files in the Hugging Face layout: a column of encoded images, and one of labels or texts."""
 
-import math
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ddm_ray.data.sources import chunks
-from ddm_ray.data.sources.chunks import IMAGE_BYTES, UNREAD, Encoded, EncodedChunk, Listing, Unit, chunked
+from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Listing, Unit, chunked
 from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
@@ -47,10 +45,7 @@ class Parquet(Format):
         return replace(listing, classes=numbered if source.conditions.counted else None, numbered=numbered)
 
     def read(self, source: Collection, unit: Unit, skip: Container[int]) -> Iterator[EncodedChunk]:
-        """See Format. A file is read from its beginning.
-
-        Without `by_values`, chunks end by the footer alone, and row groups with only skipped rows aren't read.
-        """
+        """See Format. A file is read from its beginning, since the sizes of values decide where chunks end."""
         files, conditions, (path,), (size,) = source.files, source.conditions, unit.files, unit.sizes
         files.check(path, size)
         where = files.where(path)
@@ -67,25 +62,14 @@ class Parquet(Format):
                     raise DataError(f"{where}: numbers its classes differently from the first file; make them agree")
                 _check_counts(file.metadata, where)
                 chunk_rows = min(source.chunk_rows, _rows_that_fill(file.metadata))
-            unread = () if source.by_values else skip
-            rows = _rows(file, path, where, (image, condition), chunk_rows, unread, conditions)
-            max_bytes = MORE_BY_VALUES * chunks.CHUNK_FILE_BYTES if source.by_values else math.inf
-            yield from chunked(rows, chunk_rows, skip, max_bytes)
+            rows = _rows(file, path, where, (image, condition), chunk_rows, conditions)
+            yield from chunked(rows, chunk_rows, skip, MORE_BY_VALUES * chunks.CHUNK_FILE_BYTES)
 
     def count(self, source: Collection, unit: Unit) -> int:
         """Rows of a file, from its footer. Raises DataError."""
         where = source.files.where(unit.files[0])
         with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
             return int(pq.read_metadata(opened).num_rows)
-
-    def count_labels(self, source: Collection, unit: Unit) -> Mapping[int, int]:
-        """See Format. Reads only the column of labels."""
-        where = source.files.where(unit.files[0])
-        with _as_data_error(where), source.files.open_anywhere(unit.files[0]) as opened:
-            file = pq.ParquetFile(opened)
-            column = _columns(file.schema_arrow, source.conditions, where)[1]
-            counts = pc.value_counts(file.read([column])[column]).to_pylist()
-        return Counter({each["values"]: each["counts"] for each in counts})
 
 
 def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[str, ...] | None:
@@ -141,7 +125,6 @@ def _rows(
     where: str,
     names: tuple[str, str | None],
     chunk_rows: int,
-    skip: Container[int],
     conditions: Conditions,
 ) -> Iterator[tuple[Encoded, float]]:
     columns = [name for name in names if name is not None]
@@ -149,10 +132,6 @@ def _rows(
     for group in range(file.num_row_groups):
         metadata = file.metadata.row_group(group)
         stop = row + metadata.num_rows
-        if all(number in skip for number in range(row // chunk_rows, -(-stop // chunk_rows))):
-            yield from ((UNREAD, index / num_rows) for index in range(row + 1, stop + 1))
-            row = stop
-            continue
         with _as_data_error(f"{where}, row group {group}"):
             # A dictionary stores a value once, as large as the group perhaps, and every row may repeat it.
             batch_rows = max(1, min(BATCH_ROWS, chunk_rows, BATCH_BYTES // max(1, metadata.total_byte_size)))
@@ -170,8 +149,7 @@ def _rows(
 def _rows_that_fill(metadata: pq.FileMetaData) -> int:
     """Rows that fill CHUNK_FILE_BYTES, by the footer's mean over the row group with the largest rows.
 
-    The footer decides, since chunks must be the same whether or not a row group is skipped. Its metadata of columns
-    isn't used, since pyarrow aborts the process if that is damaged.
+    Its metadata of columns isn't used, since pyarrow aborts the process if that is damaged.
     """
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     row_bytes = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)

@@ -7,9 +7,8 @@ import pyarrow as pa
 from PIL import Image
 
 from ddm_ray.config import RunConfig, load_recipe
-from ddm_ray.core.kmeans import Centroids
+from ddm_ray.data.partition.numbers import partition_info
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder
-from ddm_ray.data.partition.stage import partition_info
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, embeddings, rows_schema
 from ddm_ray.run.info import PartitionInfo, ShardInfo
 
@@ -65,16 +64,11 @@ def _jpeg(shade: int) -> bytes:
     return buffer.getvalue()
 
 
-def centroids_of(table: pa.Table, cluster_N: np.ndarray) -> Centroids:
+def distances_of(table: pa.Table, cluster_N: np.ndarray) -> np.ndarray:
+    """Of each row from the mean of its cluster."""
     rows_ND = embeddings(table)
-    coarse_KD = np.stack([rows_ND[cluster_N == cluster].mean(axis=0) for cluster in range(cluster_N.max() + 1)])
-    first = [np.flatnonzero(cluster_N == cluster)[:3] for cluster in range(len(coarse_KD))]
-    fine = np.concatenate(first)
-    return Centroids(rows_ND[fine], coarse_KD, cluster_N[fine])
-
-
-def distances_of(table: pa.Table, cluster_N: np.ndarray, centroids: Centroids) -> np.ndarray:
-    return np.linalg.norm(embeddings(table) - centroids.coarse_KD[cluster_N], axis=1)
+    mean_KD = np.stack([rows_ND[cluster_N == cluster].mean(axis=0) for cluster in range(cluster_N.max() + 1)])
+    return np.linalg.norm(rows_ND - mean_KD[cluster_N], axis=1)
 
 
 def training(table: pa.Table) -> np.ndarray:
@@ -88,7 +82,7 @@ def info_of(rows: list[tuple[int, int, list[int]]]) -> PartitionInfo:
         ShardInfo(cluster=k, rows=train + held, rows_train=train, rows_heldout=held, counts_C=counts_C, **fields)
         for k, (train, held, counts_C) in enumerate(rows)
     ]
-    return partition_info(shards, None)
+    return partition_info(shards)
 
 
 def counted(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> PartitionInfo:
@@ -108,17 +102,9 @@ def begun(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> ReportBu
     return ReportBuilder(config, info, sum(info.rows_K))
 
 
-def without_rows(config: RunConfig, info: PartitionInfo) -> Report:
-    """The report of shards that owners gave."""
-    return ReportBuilder(config, info, 0).build(None, {})
-
-
-def built(config: RunConfig, table: pa.Table, cluster_N: np.ndarray, order: np.ndarray | None = None) -> Report:
-    """The report of the rows in this order, seen in parts of uneven sizes."""
-    centroids = centroids_of(table, cluster_N)
-    distance_N = distances_of(table, cluster_N, centroids)
-    builder = begun(config, table, cluster_N)
-    order = np.arange(table.num_rows) if order is None else order
-    for part in np.split(order, [1, 40, 41, 333]):
+def built(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> Report:
+    """The report of the rows, seen in parts of uneven sizes."""
+    distance_N, builder = distances_of(table, cluster_N), begun(config, table, cluster_N)
+    for part in np.split(np.arange(table.num_rows), [1, 40, 41, 333]):
         builder.add(table.take(pa.array(part)), cluster_N[part], distance_N[part])
-    return builder.build(centroids, {"rejected": "12 <b>"})
+    return builder.build("Ada <b>")

@@ -10,10 +10,7 @@ from safetensors.numpy import load
 from ddm_ray.data.append import append
 from ddm_ray.data.partition.report import report
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import embeddings, trains
-from ddm_ray.data.sharded.serial import serial
-from ddm_ray.errors import CorruptArtifact
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.extend import extend
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROWS
@@ -85,18 +82,11 @@ def test_rows_count_for_the_cluster_that_they_are_in(settings: tuple[str, ...], 
     assert all(seen.far is not None and seen.far <= seen.rows for seen in fit_of(run))
 
 
-def with_distances(run: Run, far_K: tuple[float, ...]) -> None:
-    """Leave a run's report with these distances; none: as an older version made it."""
-    manifest = run.require(REPORT)
-    info = {name: value for name, value in manifest.info.items() if name != "far_K"} | (
-        {"far_K": far_K} if far_K else {}
-    )
-    run.store.write(f"{REPORT}/{NAME}", replace(manifest, info=info).to_json())
-
-
 def test_rows_are_not_compared_with_a_report_that_has_no_distances(tmp_path: Path) -> None:
     base = make_base(tmp_path)
-    with_distances(base, ())
+    manifest = base.require(REPORT)
+    info = {name: value for name, value in manifest.info.items() if name != "far_K"}  # as an older version made it
+    base.store.write(f"{REPORT}/{NAME}", replace(manifest, info=info).to_json())
     before = base.require(REPORT)
     partition(base)
     assert base.require(REPORT) == before
@@ -104,14 +94,3 @@ def test_rows_are_not_compared_with_a_report_that_has_no_distances(tmp_path: Pat
     run = append(base, STEPS).run
     make_data(run)
     assert fit_of(run) == ()
-
-
-@pytest.mark.parametrize(("far_K", "words"), [((1.0,), "has distances of 1 clusters"), (("x", "y"), "info.far_K.0")])
-def test_distances_that_are_not_the_clusters_are_refused(far_K: tuple, words: str, tmp_path: Path) -> None:
-    base = make_base(tmp_path)
-    with_distances(base, far_K)
-    write_digits(tmp_path / "photos", range(200, 230))
-    run = append(base, STEPS).run
-    prepare(run, execute=serial)
-    with pytest.raises(CorruptArtifact, match=words):
-        partition(run)

@@ -3,18 +3,16 @@
 import dataclasses
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from ddm_ray.data.partition import clustering, stage
+from ddm_ray.data.partition import stage
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.partition.state import ExpectedShard
-from ddm_ray.errors import CorruptArtifact, DataError
-from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
+from ddm_ray.errors import DataError
+from ddm_ray.run.graph import CENTROIDS, PARTITION, owner_rows, shard
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT
@@ -106,28 +104,6 @@ def test_a_shard_is_invalidated_only_if_it_does_not_count(parted, tmp_path, monk
     assert not run.finished(shard(0))
 
 
-@pytest.mark.parametrize("name", ["centroids/_MANIFEST.json", "centroids"])
-@pytest.mark.parametrize("how", ["gone", "cut"])
-def test_a_finished_partition_that_lacks_something_is_told_in_one_line(name, how, parted, tmp_path):
-    run = copy_of(parted, tmp_path / "run")
-    if name == "centroids":
-        name = f"centroids/{next(iter(run.require(CENTROIDS).files))}"
-    key = f"{PARTITION}/{name}"
-    data = run.store.read(key)
-    run.store.delete_one(key)
-    if how == "cut":
-        run.store.write(key, data[:-9])
-    with pytest.raises(CorruptArtifact) as error:
-        partition(run, with_report=False)
-    assert str(error.value) == (
-        f"{run.url}/{key}: gone or altered, though the partition lists it;"
-        f" delete {run.url}/{PARTITION}/{NAME} and make partition again"
-    )
-    run.store.delete_one(f"{PARTITION}/{NAME}")
-    partition(run, with_report=False)
-    assert contents(run) == contents(parted)
-
-
 def test_given_shards_made_twice_at_once(tmp_path):
     run = run_of(str(tmp_path / "run"), rows(), "partition.method=given", artifact=owner_rows(1))
     theirs: list[dict[str, int]] = []
@@ -153,25 +129,3 @@ def test_given_shards_of_other_classes_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"counts 9 classes, this run has 10; .*; make partition/shards/cluster=001"):
         partition(run, with_report=False)
     assert not run.finished(PARTITION)
-
-
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_the_next_parts_are_read_while_one_is_used_and_no_more(parted, monkeypatch, ahead):
-    reader = clustering.RowsReader(parted, ROWS)
-    largest = max(reader.manifest.files[name].bytes for name in reader.names)
-    monkeypatch.setattr(clustering, "AHEAD_BYTES", ahead * largest)
-    begun = {name: threading.Event() for name in reader.names}
-    read = reader._read
-
-    def begin(name: str, columns: list[str] | None) -> pa.Table:
-        begun[name].set()
-        return read(name, columns)
-
-    monkeypatch.setattr(reader, "_read", begin)
-    num_rows = 0
-    for number, table in enumerate(reader.parts([], lambda share, note: None)):
-        num_rows += table.num_rows
-        assert all(begun[name].wait(10) for name in reader.names[: number + 1 + ahead])
-        assert not any(begun[name].is_set() for name in reader.names[number + 1 + ahead :])
-    assert num_rows == reader.manifest.info["rows"]
-    assert len(reader.names) > 2

@@ -18,9 +18,3 @@ def test_pieces_are_few_and_tasks_enough_for_all_cores(total: int, cores: int) -
     # What a task of either kind has in memory grows where there are so many bytes, or pieces so small, alone.
     assert group_bytes <= max(FILE_BYTES, total // MAX_GROUPS)
     assert split_bytes <= max(group_bytes, MIN_PIECE_BYTES * (groups + 1))
-
-
-def test_a_terabyte_and_a_half_on_eight_machines() -> None:
-    """150 million rows of 9,842 bytes on 128 cores: about a million pieces, of 1.4 MB each."""
-    total = 150_000_000 * 9_842
-    assert sizes_of_tasks(total, 128, FILE_BYTES) == (total // MAX_GROUPS, total // MAX_GROUPS)

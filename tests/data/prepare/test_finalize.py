@@ -1,12 +1,10 @@
 """What is looked at before rows are committed: files of other kinds, rejected rows, ids and images that come twice."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -19,6 +17,7 @@ from ddm_ray.data.prepare.finalize import check_rejected
 from ddm_ray.data.prepare.records import EmbeddedRows, RowsStore, SourcePlan, rows_store, store_rows
 from ddm_ray.data.prepare.stage import list_source, prepare
 from ddm_ray.data.schema import DUPLICATES
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError
@@ -90,7 +89,7 @@ def test_the_share_of_rejected_rows_is_bounded(chunks: RowsStore) -> None:
     ]
     store_rows(chunks, ChunkKey(0, 0, False), EmbeddedRows(table(chunks.run, *"abcde"), bad[:2]))
     store_rows(chunks, ChunkKey(0, 1, True), EmbeddedRows(table(chunks.run, *"fghij"), bad[2:]))
-    records = chunks.records(chunks.finished_keys())
+    records = [*KeptRecords.of(chunks)]
     check_rejected(chunks, plan, records, 0.34)
     with pytest.raises(DataError) as error:
         check_rejected(chunks, plan, records, 0.33)
@@ -105,7 +104,7 @@ def test_while_rows_are_read_their_number_is_guessed(chunks: RowsStore) -> None:
     plan = begin(chunks)
     bad = [{"id": f"bad/{index}", "reason": "torn"} for index in range(5)]
     store_rows(chunks, ChunkKey(0, 0, False), EmbeddedRows(table(chunks.run, *"abcde"), bad))
-    records = chunks.records(chunks.finished_keys())
+    records = [*KeptRecords.of(chunks)]
     check_rejected(chunks, plan, records, 0.1, expected=50.0)
     with pytest.raises(DataError) as error:
         check_rejected(chunks, plan, records, 0.1, expected=49.0)
@@ -140,25 +139,3 @@ def test_owners_folders_dont_name_classes_that_are_only_counted(tmp_path: Path) 
             assert not run.store.sizes(owner_rows(0))
         else:
             assert prepare(run, **own).info["rows"] == 41
-
-
-def test_files_of_another_kind_are_counted(tmp_path: Path) -> None:
-    photos(tmp_path / "photos")
-    run = tiny(tmp_path, f"data.source={tmp_path / 'photos'}", "data.class_names=[]", "data.num_classes=2")
-    info = prepare(run, chunk_rows=8, execute=serial).info
-    assert (info["ignored"], info["duplicates"]) == ({".txt": 1}, 1)
-
-
-def test_only_rows_with_a_doubled_hash_are_looked_at(chunks: RowsStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[str] = []
-    read = finalize._read
-
-    def watched(*arguments: Any) -> Iterator[tuple[RowsStore, pa.Table]]:
-        for of, rows in read(*arguments):
-            looked_at.extend(rows["id"].to_pylist())
-            yield of, rows
-
-    monkeypatch.setattr(finalize, "_read", watched)
-    tables = [table(chunks.run, "a", "b", contents=["x", "y"]), table(chunks.run, "c", "d", contents=["z", "x"])]
-    assert commit_tables(chunks.run, tables).info["duplicates"] == 1
-    assert looked_at == ["a", "d"]

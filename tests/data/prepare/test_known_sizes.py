@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 from transformers import T5Config, T5EncoderModel
 
 from ddm_ray import cli
-from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.data.prepare.stage import prepare, require_known_sizes
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import ConfigError
 from ddm_ray.run.run import Run
@@ -65,16 +65,22 @@ def init(url: Path, networks: Path, text: dict[str, object], latents: dict[str, 
 
 
 @pytest.mark.parametrize(("text", "latents", "fix"), WRONG.values(), ids=WRONG.keys())
-def test_networks_of_other_sizes_are_refused_before_any_work(
+def test_networks_of_other_sizes_are_refused(
     tmp_path: Path, networks: Path, text: dict[str, object], latents: dict[str, object], fix: str
 ) -> None:
-    refused = init(tmp_path / "refused", networks, text, latents)
-    assert refused.exit_code == 1
-    assert fix.replace("=", " ") in refused.output.replace("=", " ") and "Traceback" not in refused.output
-    assert not (tmp_path / "refused").exists()
-    # Begun on another machine, it is the one that prepares whose networks count.
     assert init(tmp_path / "run", networks, text, latents, "--unseen").exit_code == 0
     with pytest.raises(ConfigError, match=fix):
+        require_known_sizes(Run.open(str(tmp_path / "run")).config.data)
+
+
+def test_they_are_refused_before_any_work(tmp_path: Path, networks: Path) -> None:
+    refused = init(tmp_path / "refused", networks, {"dim": 16}, {})
+    assert refused.exit_code == 1
+    assert "data.text.dim 12" in refused.output.replace("=", " ") and "Traceback" not in refused.output
+    assert not (tmp_path / "refused").exists()
+    # Begun on another machine, it is the one that prepares whose networks count.
+    assert init(tmp_path / "run", networks, {"dim": 16}, {}, "--unseen").exit_code == 0
+    with pytest.raises(ConfigError, match=r"data.text.dim=12"):
         prepare(Run.open(str(tmp_path / "run")), execute=serial)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.json"}
 

@@ -1,32 +1,28 @@
 """The stage as a user runs it, on an island: the same rows as made in one process, errors in one line."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from ddm_ray.cli import main
 from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
 from ddm_ray.data.prepare import stage
-from ddm_ray.data.prepare.records import RowsRecord
 from ddm_ray.data.schema import images, rows_schema
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.data.sharded.work import Chunk, FinishedChunk
+from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources import Encoded, EncodedChunk, Listing, Unit
 from ddm_ray.errors import ConfigError, DataError, DriftError, RayError
-from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.run.graph import ROWS, owner_rows
 from ddm_ray.run.run import Run
-from tests.conftest import ddm
 from tests.data.broken import CLASSES, write_images
 from tests.data.rows import commit_rows, read_artifact
 
@@ -127,37 +123,9 @@ def test_too_many_rejected_rows_stop_the_stage_and_may_be_allowed(
     assert "\n" not in str(error.value)
     seen = sum(run.store.sizes(f"{ROWS}/_rejected").values())
     assert seen
-    manifest = prepare(run, max_rejected=0.5, chunk_rows=32)
+    manifest = prepare(run, max_rejected=0.5, chunk_rows=32, execute=serial)
     assert manifest.info["rejected"] == len(reasons(run)) >= 200
     assert manifest.info["rows"] + manifest.info["rejected"] == 2050
-
-
-def test_a_source_that_changed_meanwhile_is_told_in_one_line(ray_cluster: str, tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    table = tmp_path / "photos" / "a.parquet"
-    write_digits(table, 100)
-    settings = (f"data.source={tmp_path / 'photos'}", "embedder.dim=8")
-    run = tiny(tmp_path, *settings)
-    with pytest.raises(InterruptedError):
-        prepare(run, chunk_rows=20, execute=interrupted)
-    write_digits(table, 90)
-    with pytest.raises(DataError, match=r"a\.parquet"):
-        prepare(run)
-
-
-def interrupted(*_: object) -> Generator[FinishedChunk[RowsRecord], None, None]:
-    raise InterruptedError
-    yield
-
-
-def write_digits(path: Path, count: int) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pixels, labels = digits()
-    encoded = [png((pixels_P * 15).astype(np.uint8).reshape(8, 8)) for pixels_P in pixels[:count]]
-    rows = {"image": [{"bytes": data, "path": None} for data in encoded], "label": labels[:count]}
-    pq.write_table(pa.table(rows), path)
 
 
 def test_a_network_that_cant_be_loaded_is_told_in_one_line(ray_cluster: str, tmp_path: Path) -> None:
@@ -196,8 +164,8 @@ def test_an_island_without_a_gpu_says_so(ray_cluster: str, tmp_path: Path) -> No
         stage.prepare(tiny(tmp_path), placement=PreparePlacement(use_gpu=True))
 
 
-def test_owners_prepare_their_rows_apart(ray_cluster: str, tmp_path: Path) -> None:
-    run = tiny(tmp_path, "partition.method=given")
+def test_owners_prepare_their_rows_apart(tmp_path: Path) -> None:
+    run, prepare = tiny(tmp_path, "partition.method=given"), partial(stage.prepare, execute=serial)
     with pytest.raises(ConfigError, match=r"name the owner of these rows \(cluster=0 to 1\)"):
         prepare(run)
     with pytest.raises(ConfigError, match="this run has clusters 0 to 1"):
@@ -225,41 +193,14 @@ def test_the_command_says_what_was_left_out_and_why(
         (small / ignored).write_text("seen")
     run = tiny(tmp_path, f"data.source={small}", *PHOTOS)
     many = sum("broken" in path.name for path in small.rglob("*.*"))
-    refused = ddm("prepare", run.url, "--address", ray_cluster, "--max-rejected", "0.1")
-    assert refused.returncode == 1
+    refused = CliRunner().invoke(main, ["prepare", run.url, "--max-rejected", "0.1"])
+    assert refused.exit_code == 1
     assert f"{many} of 161 rows can't be used" in refused.stderr
-    assert "Traceback" not in refused.stderr
-    done = ddm("prepare", run.url, "--address", ray_cluster, "--max-rejected", "0.5")
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(main, ["prepare", run.url, "--max-rejected", "0.5"])
+    assert done.exit_code == 0, done.stderr
     assert f"{many} images can't be used and are left out; {run.url}/rows/_rejected says why" in done.stdout
     assert re.search(r"^ +\d+ UnidentifiedImageError: not an image of a known format, e.g. \w+/", done.stdout, re.M)
     assert "warning: 3 files of other kinds aren't read: 2 .zip, 1 .txt\n" in done.stderr
     assert "held-out" not in done.stderr
     assert "classes: 0 apples, 1 boats," in done.stdout
     assert "1 images are byte by byte equal to an earlier one: kept" in done.stdout
-
-
-FAULTS = """
-import resource, threading
-def batches():
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        b"x" * (80 * 2**20)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-thread = threading.Thread(target=batches)
-thread.start()
-thread.join()
-"""
-
-
-def test_a_batch_is_given_the_memory_of_the_one_before() -> None:
-    """Page faults of one batch after another, in a thread, and of more than a thread's own arena could hold."""
-
-    def faults(more: dict[str, str]) -> list[int]:
-        command = [sys.executable, "-c", FAULTS]
-        environment = {**os.environ, **more}
-        return [int(line) for line in subprocess.check_output(command, env=environment, timeout=60).split()]
-
-    first, *later = faults(KEEP_FREED_MEMORY)
-    assert max(later) < first / 10
-    assert min(faults({})) > first / 2

@@ -13,6 +13,7 @@ from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
 from ddm_ray.data.prepare.records import rows_store
 from ddm_ray.data.prepare.stage import prepare
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sources.shapes import draw
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.run.graph import ROWS
@@ -107,7 +108,7 @@ def written(run: Run) -> dict[str, tuple[int, int]]:
     chunks = rows_store(run, ROWS)
     keys = chunks.finished_keys()
     names = [f"_parts/{key.record_name}" for key in keys]
-    names += [name for record in chunks.records(keys) for name in record.files]
+    names += [name for record in KeptRecords.of(chunks) for name in record.files]
     stats = {name: os.stat(f"{run.url}/{ROWS}/{name}") for name in names}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 

@@ -15,7 +15,6 @@ from transformers import T5Config, T5EncoderModel
 from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
 from ddm_ray.data.prepare.finalize import commit
-from ddm_ray.data.prepare.fit_embedder import fitted
 from ddm_ray.data.prepare.records import (
     EmbeddedRows,
     RowsStore,
@@ -27,6 +26,7 @@ from ddm_ray.data.prepare.records import (
 )
 from ddm_ray.data.prepare.stage import list_source, prepare, source_of
 from ddm_ray.data.schema import to_parquet
+from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sharded.work import FinishedChunk
 from ddm_ray.data.sources import Listing, Unit, open_source
@@ -42,7 +42,7 @@ from ddm_ray.run.graph import ROWS, owner_rows
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import seal, unseal
-from tests.data.rows import commit_rows, commit_tables, flip_byte, read_artifact, table
+from tests.data.rows import commit_rows, commit_tables, read_artifact, table
 from tests.models.test_text import tokenizer
 
 PLAN = f"{ROWS}/_plan/PLAN.json"
@@ -85,13 +85,8 @@ def make(chunks: RowsStore, chunk_rows: int = 100, most: int = 1000) -> int:
 
 
 def end(chunks: RowsStore, plan: SourcePlan) -> Manifest:
-    return commit(chunks, plan, chunks.records(chunks.finished_keys()))
-
-
-def read_all(chunks: RowsStore) -> None:
-    assert chunks.begun()
-    chunks.records(chunks.finished_keys())
-    fitted(chunks)
+    chunks.require_complete(plan, records := [*KeptRecords.of(chunks)])
+    return commit(chunks, plan, records)
 
 
 def files(run: Run) -> dict[str, int]:
@@ -149,71 +144,27 @@ def test_the_first_of_two_rivals_counts(chunks: RowsStore) -> None:
     theirs = EmbeddedRows(second, [{"id": "c", "reason": "otherwise"}])
     for late in (EmbeddedRows(first, []), theirs):
         assert store_rows(chunks, key, late).files == ours.files
-    (record,) = chunks.records(chunks.finished_keys())
+    (record,) = [*KeptRecords.of(chunks)]
     assert set(chunks.store.sizes(ROWS)) == {*record.files, "_parts/000000-000000-last.json"}
     assert read_rows(chunks, record, ["label"])["label"].to_pylist() == [0, 0]
     assert (record.rows, record.rejected, record.heldout) == (2, 0, 0)
 
 
-def test_every_altered_byte_of_plan_record_and_embedder_is_noticed(chunks: RowsStore) -> None:
-    plan = begin(chunks, 1000)
-    make(chunks, 1000)
-    names = [name for name in chunks.store.sizes(ROWS) if name.startswith(("_plan", "_parts", "_embedder"))]
-    assert len(names) == 6
-    generator = np.random.default_rng(0)
-    for name in names:
-        sound = chunks.store.read(f"{ROWS}/{name}")
-        for position in generator.integers(0, len(sound), 40):
-            damaged = bytearray(sound)
-            damaged[position] ^= 1 << generator.integers(8)
-            chunks.store.write(f"{ROWS}/{name}", bytes(damaged))
-            with pytest.raises(CorruptArtifact) as error:
-                read_all(chunks)
-            assert f"{ROWS}/{name}" in str(error.value)
-            assert "delete" in str(error.value)
-        chunks.store.write(f"{ROWS}/{name}", sound[:-2])
-        with pytest.raises(CorruptArtifact):
-            read_all(chunks)
-        chunks.store.write(f"{ROWS}/{name}", sound)
-    assert end(chunks, plan).info["rows"] == 1797
-
-
-def test_records_that_stand_for_others_are_refused(chunks: RowsStore) -> None:
-    make(chunks, 1000)
-    swapped = chunks.store.read(f"{ROWS}/_parts/000000-000000.json")
-    chunks.store.write(f"{ROWS}/_parts/000000-000001-last.json", swapped)
-    with pytest.raises(CorruptArtifact, match=r"000000-000001-last.json: is another chunk's; delete /"):
-        chunks.records(chunks.finished_keys())
-
-
-@pytest.mark.parametrize("damage", ["gone", "cut", "no record", "two lasts"])
-def test_what_is_missing_at_the_end_is_named(chunks: RowsStore, damage: str) -> None:
+def test_what_is_missing_at_the_end_is_named(chunks: RowsStore) -> None:
     plan = begin(chunks, 1000)
     make(chunks, 1000)
     (part, _) = sorted(name for name in chunks.store.sizes(ROWS) if name.startswith("part-"))
-    if damage == "gone":
-        chunks.store.delete_one(f"{ROWS}/{part}")
-    elif damage == "cut":
-        chunks.store.write(f"{ROWS}/{part}", b"PAR1")
-    elif damage == "no record":
-        chunks.store.delete_one(f"{ROWS}/_parts/000000-000000.json")
-    else:
-        store_rows(chunks, ChunkKey(0, 1, False), EmbeddedRows(table(chunks.run, "z"), []))
-    named = {
-        "no record": "1 units have no whole record, e.g. digits",
-        "two lasts": "two records for chunk 000000-000001",
-    }
-    with pytest.raises(CorruptArtifact, match=named.get(damage, f"{part}: gone or cut short; delete .*000000.json")):
+    complete = chunks.store.read(f"{ROWS}/{part}")
+    chunks.store.write(f"{ROWS}/{part}", b"PAR1")
+    with pytest.raises(CorruptArtifact, match=f"{part}: gone or cut short; delete .*000000.json"):
         end(chunks, plan)
-
-
-def test_a_damaged_part_isnt_read(chunks: RowsStore) -> None:
-    make(chunks, 1000)
-    record = chunks.records(chunks.finished_keys())[0]
-    assert record.part
-    flip_byte(chunks.run, f"{ROWS}/{record.part[0]}")
-    with pytest.raises(CorruptArtifact, match="checksum differs"):
-        read_rows(chunks, record, ["id"])
+    chunks.store.write(f"{ROWS}/{part}", complete)
+    store_rows(chunks, ChunkKey(0, 1, False), EmbeddedRows(table(chunks.run, "z"), []))
+    with pytest.raises(CorruptArtifact, match="two records for chunk 000000-000001"):
+        end(chunks, plan)
+    chunks.store.delete_one(f"{ROWS}/_parts/000000-000000.json")
+    with pytest.raises(CorruptArtifact, match=r"1 units have no whole record, e\.g\. digits"):
+        end(chunks, plan)
 
 
 def test_a_plan_is_made_once_and_holds_the_units(chunks: RowsStore) -> None:
@@ -224,13 +175,14 @@ def test_a_plan_is_made_once_and_holds_the_units(chunks: RowsStore) -> None:
     assert json.loads(chunks.store.read(PLAN))["source"] == "somewhere"
 
 
-def test_a_plan_of_old_reads_parquet_as_it_was_begun(chunks: RowsStore) -> None:
-    plan = SourcePlan("somewhere", 32, None, (Unit("a", 1),), bounded=True)
-    chunks.plan(lambda: plan)
+def test_rows_that_an_older_version_began_are_not_finished(chunks: RowsStore) -> None:
+    plan = begin(chunks)
     fields = unseal(chunks.store.read(PLAN), PLAN)
     assert fields.pop("bounded") is True
     chunks.store.write(PLAN, seal(fields))
     assert chunks.begun() == replace(plan, bounded=False)
+    with pytest.raises(DriftError, match=f"^{chunks.url} was begun by an older version, .*; delete "):
+        prepare(chunks.run, execute=lambda *_: pytest.fail("nothing is made"))
 
 
 def test_a_rivals_plan_counts(chunks: RowsStore) -> None:

@@ -136,17 +136,3 @@ def test_values_that_come_more_than_once(parts: list[list[int]], at_once: int) -
 @given(st.lists(st.text(max_size=5), max_size=5))
 def test_the_digest_of_a_list_is_that_of_its_canonical_form(texts: list[str]) -> None:
     assert digest_of_list(iter(texts)) == sha256(canonical(texts))
-
-
-def test_rejected_rows_are_judged_by_all_records_so_far(tmp_path: Path) -> None:
-    """Also while the stage goes on: the observer has what came before it, and what has come since."""
-    chunks, plan = begin(tmp_path)
-    records = KeptRecords[RowsRecord]()
-    observer = _Observer(chunks, plan, no_progress, 0.0)
-    observer.begin(records)
-    for number in range(1, 7):
-        records.add(recorded(chunks, number, 512))
-        observer.add(recorded(chunks, number, 512), 1.0)
-    records.add(recorded(chunks, 7))
-    with pytest.raises(Exception, match=r"1 of the first 3137 rows read can't be used.*torn at 7, e.g. 7;"):
-        observer.add(recorded(chunks, 7), 1.0)

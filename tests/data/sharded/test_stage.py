@@ -116,7 +116,6 @@ def values(store: Store, records: list[PowersRecord]) -> list[int]:
 
 def test_all_chunks_are_made_in_the_plans_order(store: Store) -> None:
     records, watched = make(store)
-    store.require_complete(RangePlan(UNITS, 2), records)
     assert values(store, records) == [number**2 for number in range(23)]
     assert [record.key for record in records] == store.finished_keys() == [key for key, _ in watched.during]
     assert np.concatenate([record.hashes_N for record in records]).tolist() == values(store, records)
@@ -225,13 +224,3 @@ def test_the_share_that_is_read_is_by_size(store: Store) -> None:
     assert share.fraction == pytest.approx((10 + 1 + 6.5) / 24)
     assert share.expected(35) == pytest.approx(48)
     assert ShareRead[PowersRecord](UNITS).expected(35) == np.inf
-
-
-def test_the_time_left_counts_from_the_first_chunk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    share, clock = ShareRead[PowersRecord](UNITS), iter([100.0, 100.0, 104.0, 104.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    share.advance(0, 0.5)
-    assert share.left(20) == "" and share.left(20) == ""
-    share.advance(0, 1.0)
-    left = f", {4 * (14 / 24) / (5 / 24):.0f} s left"
-    assert share.left(60) == f", 10 rows/s{left}" and share.left() == left

@@ -1,6 +1,5 @@
 """What isn't read is said: a source that is gone, files of other kinds, odd names; and how much is read at once."""
 
-import io
 import os
 import shutil
 import tarfile
@@ -13,7 +12,7 @@ from pyarrow import fs
 from ddm_ray.config import DataConfig
 from ddm_ray.data.sources import Source, chunks, open_source, webdataset
 from ddm_ray.errors import DataError
-from tests.data.s3 import BUCKET, s3, s3_server, upload
+from tests.data.s3 import BUCKET, s3, s3_server
 from tests.data.sources.test_sources import (
     CAPTIONED,
     CONFIG,
@@ -98,20 +97,8 @@ def test_an_image_that_changed_is_a_row_with_a_problem(tmp_path):
     assert unusable == [(f"red/00{index}.png", None, "changed since it was listed") for index in (0, 3, 6)]
 
 
-def test_names_with_an_underscore_are_images_like_others(tmp_path):
-    for name in ("_a.png", "_/b.png", "c_/__c.png", "__MACOSX/d.png", "e/.e.png", "Thumbs.db"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(picture(0))
-    source = open_source(ANY, str(tmp_path))
-    assert [row.id for row in everything(source)] == ["_/b.png", "_a.png", "c_/__c.png"]
-    assert source.list().ignored == {}
-    tar_of(tmp_path / "tars" / "x.tar", ("_a.png", picture(0)), ("__b.png", picture(1)), ("__info__.json", b"{}"))
-    assert [row.id for row in everything(open_source(ANY, f"{tmp_path}/tars"))] == ["x.tar/_a", "x.tar/__b"]
-
-
-@pytest.mark.parametrize("write", [write_tar, write_parquet])
-def test_files_of_other_kinds_are_counted(tmp_path, write):
-    write(tmp_path, 5)
+def test_files_of_other_kinds_are_counted(tmp_path):
+    write_tar(tmp_path, 5)
     (tmp_path / "README.md").write_text("of no interest")
     source = open_source(CONFIG, str(tmp_path))
     for number in range(23):
@@ -121,23 +108,6 @@ def test_files_of_other_kinds_are_counted(tmp_path, write):
     assert list(ignored.items())[:3] == [(".heic", 11), (".11", 1), (".12", 1)]
     assert (sum(ignored.values()), ignored["of other endings"]) == (25, 6)
     assert open_source(CONFIG, "digits").list().ignored == open_source(CONFIG, "shapes:9").list().ignored == {}
-
-
-def test_compressed_tars_are_not_read_and_that_is_said(tmp_path):
-    for name in ("a.tgz", "b.TAR.GZ"):
-        (tmp_path / name).write_bytes(b"of some tar")
-    with pytest.raises(
-        DataError, match=r"2 files \(1 .tgz \(compressed tars aren't read: unpack them\), .*\), none of them"
-    ):
-        open_source(CONFIG, str(tmp_path)).list()
-    (tmp_path / "README").write_text("of no interest")
-    (tmp_path / "v1.0").mkdir()
-    (tmp_path / "v1.0" / "README").touch()
-    write_tar(tmp_path, 5)
-    source = open_source(CONFIG, str(tmp_path))
-    assert len(source.list().units) == 1
-    why = "(compressed tars aren't read: unpack them)"
-    assert source.list().ignored == {f".tgz {why}": 1, f".tar.gz {why}": 1, "without an ending": 2}
 
 
 @pytest.mark.parametrize("write", [write_folder, write_tar, write_parquet])
@@ -184,16 +154,18 @@ def test_members_of_no_use_are_not_read(tmp_path, monkeypatch):
     assert opened == ["a.png"]
 
 
-def test_captions_that_no_file_can_hold(tmp_path):
-    path = tar_of(tmp_path / "x.tar", ("a.png", picture(0)), ("a.json", b'{"text": "a \\ud83d hen"}'))
-    assert problems(open_source(CAPTIONED, str(path))) == {"x.tar/a": "caption is not UTF-8"}
-
-
-def test_a_caption_without_end(tmp_path):
-    path = tar_of(tmp_path / "x.tar", ("a.png", picture(0)), ("a.txt", b"x" * 70_000), ("b.png", picture(0)))
+def test_captions_that_no_row_can_have(tmp_path):
+    members = (
+        ("a.txt", b"x" * 70_000),
+        ("b.png", picture(0)),
+        ("c.png", picture(0)),
+        ("c.json", b'{"text": "\\ud83d"}'),
+    )
+    path = tar_of(tmp_path / "x.tar", ("a.png", picture(0)), *members)
     assert problems(open_source(CAPTIONED, str(path))) == {
         "x.tar/a": "caption has 70000 letters, more than 65536",
         "x.tar/b": "no caption",
+        "x.tar/c": "caption is not UTF-8",
     }
 
 
@@ -233,30 +205,15 @@ def test_values_end_a_chunk_of_parquet_where_the_footer_does_not(tmp_path, monke
         pq.write_table(table, tmp_path / kind / "x.parquet", row_group_size=30, use_dictionary=dictionary)
         source = open_source(CONFIG, str(tmp_path / kind))
         (unit,) = source.list().units
-        by_values, by_footer = source, source.planned(source.chunk_rows, None, by_values=False)
-        ends[kind] = [[len(chunk.rows) for chunk in plan.read(unit)] for plan in (by_values, by_footer)]
-        for plan in (by_values, by_footer):
-            made = list(plan.read(unit))
-            assert [row.image for chunk in made for row in chunk.rows] == [image] * 90
-            for skip in ({0}, set(range(len(made) - 1)), {1, 2, 3, 4, 5}):
-                assert list(plan.read(unit, skip)) == [chunk for chunk in made if chunk.number not in skip]
+        made = list(source.read(unit))
+        ends[kind] = [len(chunk.rows) for chunk in made]
+        assert [row.image for chunk in made for row in chunk.rows] == [image] * 90
+        for skip in ({0}, set(range(len(made) - 1)), {1, 2, 3, 4, 5}):
+            assert list(source.read(unit, skip)) == [chunk for chunk in made if chunk.number not in skip]
     full = -(-12_000 // len(image))
-    assert ends["once"][0] == [full] * (90 // full) + [90 % full]
-    assert max(ends["once"][1]) > 5 * full
-    # An honest footer's chunks are those of plans that didn't look at values.
-    assert ends["each"][0] == ends["each"][1] and len(ends["each"][0]) > 10
-
-
-def test_odd_headers_end_a_tar_in_a_row_that_says_so(tmp_path):
-    pax = {"GNU.sparse.map": "x,y", "GNU.sparse.size": "1"}
-    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        for name, headers in (("a.png", {}), ("b.png", pax), ("c.png", {})):
-            member = tarfile.TarInfo(name)
-            member.size, member.pax_headers = 600, headers
-            tar.addfile(member, io.BytesIO(b"x" * 600))
-    problem_by_id = problems(open_source(ANY, str(tmp_path)))
-    assert problem_by_id["x.tar/a"] is None
-    assert "tar ends early or is damaged" in problem_by_id["x.tar/….end"]
+    assert ends["once"] == [full] * (90 // full) + [90 % full]
+    # An honest footer's chunks are those that it says.
+    assert len(ends["each"]) > 10 and max(ends["each"]) < full
 
 
 def test_names_that_are_not_utf_8(tmp_path):
@@ -298,21 +255,3 @@ def test_a_pattern_walks_no_deeper_than_it_says(tmp_path, monkeypatch):
         else:
             assert [unit.key for unit in source.list().units] == expected, pattern
         assert sorted(scanned) == walked, pattern
-
-
-def test_a_pattern_on_s3_lists_no_more_than_it_says(server, tmp_path, monkeypatch):
-    for name in ("a/1.tar", "a/deep/2.tar", "b/3.tar", "4.tar"):
-        write_tar(tmp_path, 1, name)
-    uri = upload(tmp_path, "patterns of folders")
-    for pattern, expected in [
-        ("*.tar", ["4.tar"]),
-        ("*/?.tar", ["a/1.tar", "b/3.tar"]),
-        ("{a/1,b/3,4}.tar", ["4.tar", "a/1.tar", "b/3.tar"]),
-        ("a/**/*.tar", ["1.tar", "deep/2.tar"]),
-        ("{a,c}/deep/*", ["a/deep/2.tar"]),
-    ]:
-        source = open_source(CONFIG, f"{uri}/{pattern}")
-        units = source.list().units
-        assert [unit.key for unit in units] == expected, pattern
-        for unit in units:
-            assert [row.problem for chunk in source.read(unit) for row in chunk.rows] == [None]

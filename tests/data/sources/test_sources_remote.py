@@ -12,6 +12,7 @@ from pyarrow import fs
 from ddm_ray.config import DataConfig
 from ddm_ray.data.images import png
 from ddm_ray.data.sources import Encoded, open_source
+from ddm_ray.data.sources.folder import GONE
 from ddm_ray.errors import DataError, DDMError, StorageError
 from tests.conftest import ROOT
 from tests.data.hub import hub_server
@@ -61,8 +62,8 @@ def test_a_picture_that_is_gone_from_s3_is_a_row_with_a_problem(server, tmp_path
     s3().delete_file(f"{BUCKET}/gone/{unit.files[3]}")
     (chunk,) = source.read(unit)
     problems = {row.id: row.problem for row in chunk.rows if row.problem}
-    assert problems == {unit.files[3]: "gone since it was listed"}
-    assert chunk.rows[3] == Encoded(unit.files[3], None, None, "gone since it was listed")
+    assert problems == {unit.files[3]: GONE}
+    assert chunk.rows[3] == Encoded(unit.files[3], None, None, GONE)
 
 
 def test_a_tar_that_changed_on_s3_is_refused(server, tmp_path):
