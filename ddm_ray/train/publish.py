@@ -21,8 +21,7 @@ from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.membership import Membership
 from ddm_ray.train.preview import picture
-from ddm_ray.train.progress import TrainProgress
-from ddm_ray.train.state import CURVE, SavedParts
+from ddm_ray.train.state import CURVE, SavedParts, TrainProgress
 from ddm_ray.train.zero_shards import EMA
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from ddm_ray.run.manifest import NAME, read_manifest
 from ddm_ray.store.store import Store
 from ddm_ray.train import state
 from ddm_ray.train.membership import Membership
-from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.ranks import decide_on_first, gather_objects
+from ddm_ray.train.state import TrainProgress
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine

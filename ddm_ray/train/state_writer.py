@@ -17,9 +17,9 @@ from ddm_ray.spelling import one_line
 from ddm_ray.store.refusals import may_pass
 from ddm_ray.train import state
 from ddm_ray.train.failures import is_lost_worker
-from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.ranks import decide_on_first, gather_objects
 from ddm_ray.train.snapshot import Snapshot
+from ddm_ray.train.state import TrainProgress
 from ddm_ray.train.step_sync import Agreed
 
 if TYPE_CHECKING:

@@ -179,14 +179,14 @@ def test_it_is_told_while_training_and_at_the_end(short_run: Run, monkeypatch: p
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_running_out_of_memory_while_measuring_names_what_was_done(
+def test_running_out_of_memory_while_measuring_is_blamed_on_the_micro_batch(
     short_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def takes_all(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
     monkeypatch.setattr(HeldoutLoss, "measure", takes_all)
-    with pytest.raises(OutOfMemory, match=r"^measuring the held-out loss, micro_batch [0-9]+: .*2 GiB"):
+    with pytest.raises(OutOfMemory, match=r"^micro_batch [0-9]+: .*2 GiB"):
         worker.train(short_run.url, EXPERT, TrainPlacement(**FEW))
 
 

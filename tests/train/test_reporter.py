@@ -13,8 +13,8 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.train.job import train_job
 from ddm_ray.train.meter import Meter
-from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.reporter import Reporter
+from ddm_ray.train.state import TrainProgress
 from ddm_ray.train.step_sync import Agreed, Flags, StepResult
 from tests.train.test_telemetry import curves
 
