@@ -96,20 +96,6 @@ class ShardOptimizer(torch.optim.Optimizer, ABC):
             for old, new in zip(held, changed, strict=True):
                 old.copy_(new if finite is None else torch.where(finite, new, old))
 
-    @torch.no_grad()
-    def make_code(self) -> None:
-        """Have the compiled update made, if there is one, by an update that changes nothing."""
-        if self._compiled_update is None:
-            return
-        for group in self.param_groups:
-            for shard in group["params"]:
-                shard.grad = torch.zeros_like(shard)
-            device = group["params"][0].device
-            never = torch.zeros((), dtype=torch.bool, device=device)
-            self._update(group, self._compiled_update, torch.ones((), device=device), never)
-            for shard in group["params"]:
-                shard.grad = None
-
     def go_uncompiled(self) -> None:
         """Update without compiled code from here on."""
         self._compiled_update = None

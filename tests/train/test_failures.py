@@ -42,7 +42,9 @@ def test_one_row_that_does_not_fit_may_fit_in_more_workers() -> None:
 
 
 def test_errors_of_memory_and_of_other_ranks_are_known() -> None:
-    of_memory = (torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("can't allocate memory"))
+    texts = ("can't allocate memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory")
+    of_memory = (torch.OutOfMemoryError("x"), MemoryError(), *map(RuntimeError, texts))
+    of_memory += (torch.AcceleratorError("CUDA error: out of memory"),)
     of_a_rank = RuntimeError("gloo/transport")
     assert all(map(is_out_of_memory, of_memory)) and not any(map(is_lost_worker, of_memory))
     assert is_lost_worker(of_a_rank) and not is_out_of_memory(of_a_rank)
