@@ -192,7 +192,7 @@ def _train(
     from ddm_ray.cores import usable_cores
     from ddm_ray.ray_session import busy_cores, cluster_gpus, keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server
-    from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.ray.train_all import train_all
 
     start_fork_server()  # while Ray starts
     ray_address, token_file = site.ray(address)

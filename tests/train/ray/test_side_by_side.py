@@ -17,9 +17,9 @@ from ddm_ray.jobs.status import Status
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, expert
 from ddm_ray.run.run import Run
-from ddm_ray.train.ray import launch
-from ddm_ray.train.ray.launch import TrainingsFailed, train_all
+from ddm_ray.train.ray import train_all as launching
 from ddm_ray.train.ray.room import has_room
+from ddm_ray.train.ray.train_all import TrainingsFailed, train_all
 from tests.random_run import make_run
 from tests.storage.jobs import beat
 
@@ -72,11 +72,11 @@ def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
 ) -> None:
     """However long its worker takes to begin."""
     run, placement = make_run(str(tmp_path / "run"), num_rows=60), TrainPlacement(resources_per_worker={"CPU": 1.25})
-    monkeypatch.setattr(launch, "ROOM_SECONDS", -1.0)
+    monkeypatch.setattr(launching, "ROOM_SECONDS", -1.0)
     files = list_jobs(run.store, [expert(1)])
 
     def warning() -> str:
-        job = launch._Job(run, Launch(expert(1)), placement, files[expert(1)], noted=True)
+        job = launching._Job(run, Launch(expert(1)), placement, files[expert(1)], noted=True)
         job._began = 0.0
         job.warn_if_it_waits({expert(1): JobFiles(expert(1), {})})
         return capsys.readouterr().err
