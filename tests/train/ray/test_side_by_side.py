@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from ray.util import placement_group, remove_placement_group
 
 from ddm_ray.cli import main
-from ddm_ray.cli.train import crowding
 from ddm_ray.errors import GaveUp, MissingArtifact, TrainingError
 from ddm_ray.jobs.attempts import claim, claimed
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
@@ -134,8 +133,3 @@ def test_several_failures_pass_if_each_does() -> None:
     )
     both = TrainingsFailed({ROUTER: MissingArtifact("none"), MONOLITH: final}, 4)
     assert str(both) == "2 of 4 trainings failed: router, monolith"
-
-
-def test_a_machine_is_crowded_where_cores_are_too_few() -> None:
-    assert crowding(0, 8, 4) is None and crowding(1, 1, 2) is None and crowding(2, 0, 2) is None
-    assert crowding(2, 1, 2) == "other commands of yours keep 2 of this machine's 2 cores busy, and this one 1 more"
