@@ -9,7 +9,6 @@ import torch
 
 from ddm_ray.config.longer import parse_steps
 from ddm_ray.errors import Preempted
-from ddm_ray.jobs.copying import copy
 from ddm_ray.jobs.extend import extend
 from ddm_ray.jobs.published import Weights
 from ddm_ray.jobs.status import survey
@@ -38,7 +37,7 @@ def make(folder: Path, source: Run) -> Run:
     return create_run(run.url, run.config)[0]
 
 
-def test_interrupted_and_elsewhere_it_ends_with_the_same_bits(world_of_one: None, source: Run, tmp_path: Path) -> None:
+def test_interrupted_it_ends_with_the_same_bits(world_of_one: None, source: Run, tmp_path: Path) -> None:
     quiet = make(tmp_path / "quiet", source)
     first = first_model(quiet, train_job(quiet, EXPERT)).state_dict()
     trained = load_network(source, Weights.finished(source, MONOLITH)).state_dict()
@@ -51,18 +50,12 @@ def test_interrupted_and_elsewhere_it_ends_with_the_same_bits(world_of_one: None
         worker.train(killed.url, EXPERT, TrainPlacement(), notice=lambda: next(steps) == 5)
     worker.train(killed.url, EXPERT, TrainPlacement())
 
-    begun = make(tmp_path / "begun", source)
-    for needed in begun.inputs(EXPERT):
-        copy(begun, str(tmp_path / "site"), needed, lambda share, key: None)
-    site = Run.open(str(tmp_path / "site"))
-    worker.train(site.url, EXPERT, TrainPlacement())
-
     def sums(run: Run) -> set[str]:
         return {record.sha256 for name, record in run.require(EXPERT).files.items() if name.endswith("safetensors")}
 
     random = make_data(str(tmp_path / "random"), settings=SHORT)
     worker.train(random.url, EXPERT, TrainPlacement())
-    assert sums(quiet) == sums(killed) == sums(site) != sums(random)
+    assert sums(quiet) == sums(killed) != sums(random)
     assert random.drift(EXPERT, quiet.require(EXPERT).identity) == ["expert.train.init_from: {} -> null"]
 
 

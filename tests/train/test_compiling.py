@@ -31,7 +31,7 @@ from tests.conftest import ROOT
 from tests.counted_graphs import counted_graphs
 from tests.random_run import make_data, make_texts
 from tests.train.conftest import SHORT
-from tests.train.test_worker import curve_of, difference, weights_of
+from tests.train.results import curve_of, difference, weights_of
 
 EXPERT = expert(1)
 MASKED = ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75", "expert.train.unmasked_steps=2")

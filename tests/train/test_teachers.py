@@ -31,7 +31,7 @@ from ddm_ray.train.teachers import Teachers, first_model, offloaded_teachers
 from tests.core.closed_forms import FiniteData, digits
 from tests.core.oracles import finite_points
 from tests.random_run import make_run
-from tests.train.test_worker import curve_of, difference, weights_of
+from tests.train.results import curve_of, difference, weights_of
 
 LINEAR = Flow()
 STUDENT_STEPS = (
@@ -200,10 +200,7 @@ def test_a_student_goes_on_to_the_bit(quiet: Run, tmp_path: Any, monkeypatch: py
     assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) == 0
 
 
-@pytest.mark.parametrize("micro_batch", [None, 5])
-def test_two_teachers_at_a_time_teach_the_same(
-    quiet: Run, tmp_path: Any, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_teachers_at_a_time_teach_the_same(quiet: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three, so that one is fetched again in each step; the next step begins with those that are there."""
     fetched, fetch = list[str](), teachers.parse_network
 
@@ -212,7 +209,7 @@ def test_two_teachers_at_a_time_teach_the_same(
         return fetch(described, tensors, where, spec)
 
     monkeypatch.setattr(teachers, "parse_network", counted)
-    run = trained(tmp_path / "run", teachers=2, micro_batch=micro_batch)
+    run = trained(tmp_path / "run", teachers=2, micro_batch=5)
     assert len(fetched) == 3 + 9, "three for the first of ten steps, then one each"
     assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
     untaught = first_model(run, train_job(run, STUDENT)).state_dict()

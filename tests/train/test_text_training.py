@@ -71,20 +71,12 @@ def test_models_of_texts_have_no_picture(trained: Run) -> None:
     assert set(trained.store.sizes(f"{expert(0)}/{prefix}")) == {NAME, WEIGHTS, "model.json", CURVE}
 
 
-def test_what_texts_cost_is_counted(trained: Run) -> None:
-    info = trained.require(expert(0)).info
-    assert info["training_flops"] == info["training_flops_per_row"] * 60 * 4 > 0
-
-
-@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
-def test_a_student_of_texts_learns_the_same_of_two_experts_at_a_time(
-    trained: Run, tmp_path: Path, guidance_scale: float
-) -> None:
+def test_a_student_of_texts_learns_the_same_of_two_experts_at_a_time(trained: Run, tmp_path: Path) -> None:
     """Or of all at once: texts, and the null one, are those of the rows."""
     student = "student.train={steps: 4, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5}"
     runs = []
     for name, teachers in (("held", None), ("offloaded", 2)):
-        run = make_texts(str(tmp_path / name), (*STEPS, student, f"student.guidance_scale={guidance_scale}"))
+        run = make_texts(str(tmp_path / name), (*STEPS, student, "student.guidance_scale=2.0"))
         shutil.copytree(f"{trained.url}/experts", tmp_path / name / "experts")
         worker.train(run.url, STUDENT, TrainPlacement(teachers=teachers, micro_batch=3))
         runs.append(run)
