@@ -117,7 +117,7 @@ def _worker(config: dict[str, Any]) -> None:
     before = max(claimed(store, artifact), default=0)
     alone(placement.use_gpu)
     try:
-        train(store.url, artifact, placement, LeaveNotice(store, launch, placement), launch)
+        train(store.url, artifact, placement, LeaveNotice(placement), launch)
     except (Preempted, Overtaken):
         raise WorkerDrained(artifact) from None
     except OutOfMemory:

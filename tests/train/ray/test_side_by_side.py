@@ -71,7 +71,7 @@ def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
 ) -> None:
     """However long its worker takes to begin."""
     run, placement = make_run(str(tmp_path / "run"), num_rows=60), TrainPlacement(resources_per_worker={"CPU": 1.25})
-    monkeypatch.setattr(launching, "ROOM_SECONDS", -1.0)
+    monkeypatch.setattr(launching, "WARN_SECONDS", -1.0)
     files = list_jobs(run.store, [expert(1)])
 
     def warning() -> str:
