@@ -27,7 +27,7 @@ class Meter:
         heldout: Schedule | None = None,
         unmeasured: str = "",
     ):
-        """`heldout`: the schedule of the held-out loss; measurements that another schedule made aren't kept.
+        """`heldout`: the schedule of the held-out loss; measurements of another schedule aren't kept.
 
         `unmeasured` says why this attempt measures none. `uncompiled` may be set to why its steps aren't compiled.
         """

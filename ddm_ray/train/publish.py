@@ -34,7 +34,7 @@ WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
 
 
 class _Counted:
-    """Chunks of bytes on their way to storage, made again for each retry; afterwards `record` is that of the file."""
+    """Chunks of bytes on their way to storage, made again for each retry; afterwards `record` describes the file."""
 
     def __init__(self, chunks: Callable[[], Iterable[bytes]]):
         self._chunks = chunks
@@ -82,7 +82,7 @@ class Milestones:
     def __init__(self, membership: Membership, engine: "Engine", keep: int | None):
         """`keep`: see `publish`."""
         self._run, self._attempt, self._job = membership.run, membership.attempt, membership.job
-        # That of the rows that were loaded, even if other rows are there by now.
+        # The identity of the rows that were loaded; other rows may be there by now.
         self._identity, self._keep = membership.identity, keep
         self._device, self._buffers = engine.device, engine.buffers
 

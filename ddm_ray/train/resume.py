@@ -48,7 +48,7 @@ def resume_training(
     if gone:
         raise StorageError(f"{membership.job.artifact}: its states were deleted while they were read")
     if engine:
-        # It holds parts of a damaged state. Closed before the next one is made: one may fill the memory.
+        # It holds parts of a damaged state. Two engines may not fit into memory, so that it is closed first.
         engine.close()
         del engine
         gc.collect()

@@ -21,8 +21,8 @@ YOUNG_SECONDS = 5.0
 class SaveClock:
     """Says when a state is due by the clock: `minutes` after the one before, sooner in an attempt's first minutes.
 
-    With `young` it is due then once half of the time up to the last one, and YOUNG_SECONDS, have passed: a kill soon
-    after the start costs a third of the time trained, so that a machine that lives for a minute gets on. An infinite
+    With `young` it is due then once half of the time up to the last one, and YOUNG_SECONDS, have passed. So a kill soon
+    after the start costs a third of the time trained, and a machine that lives for a minute makes progress. An infinite
     number of minutes is none. Times are readings of one clock in seconds.
     """
 

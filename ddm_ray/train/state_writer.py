@@ -47,7 +47,7 @@ class StateWriter:
     """
 
     def __init__(self, attempt: Attempt, identity: Identity, keep: int, prompt: Attempt | None = None):
-        """`prompt`: the attempt with a store of few retries, by which old states are deleted."""
+        """`prompt`: the same attempt with a store of few retries, which deletes old states."""
         self._attempt, self._identity, self._keep = attempt, identity, keep
         self._prompt, self._warned_undeleted = prompt or attempt, False
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
