@@ -33,17 +33,8 @@ islands:
     use_gpu: true
     resources_per_worker: {CPU: 2.5, GPU: 0.5, lab: 1}
     zero_stage: 2
-    micro_batch: 16
-    activation_checkpointing: true
-    compile: true
-    threads: 2
     checkpoint_steps: 1000
-    checkpoint_minutes: 2.5
-    keep_states: 1
-    milestone_steps: 5000
-    keep_milestones: 3
     hang_seconds: 0.5
-    max_failures: 0
 """
 
 
@@ -82,17 +73,8 @@ def test_an_island_by_its_name(islands: str) -> None:
         use_gpu=True,
         resources_per_worker={"CPU": 2.5, "GPU": 0.5, "lab": 1.0},
         zero_stage=2,
-        micro_batch=16,
-        activation_checkpointing=True,
-        compile=True,
-        threads=2,
         checkpoint_steps=1000,
-        checkpoint_minutes=2.5,
-        keep_states=1,
-        milestone_steps=5000,
-        keep_milestones=3,
         hang_seconds=0.5,
-        max_failures=0,
     )
 
 

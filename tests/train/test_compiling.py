@@ -119,7 +119,7 @@ BACKENDS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("at", BACKENDS)
 def test_what_cannot_be_compiled_trains_to_the_bit_as_it_does_uncompiled(
-    as_on_a_gpu: None, short_run: Run, tmp_path: Path, at: str, capsys: pytest.CaptureFixture[str]
+    as_on_a_gpu: None, quiet: Run, short_run: Run, at: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.compiler.set_default_backend(BACKENDS[at])
     worker.train(short_run.url, EXPERT, TrainPlacement())
@@ -127,10 +127,8 @@ def test_what_cannot_be_compiled_trains_to_the_bit_as_it_does_uncompiled(
     assert f"warning: {EXPERT}: trains uncompiled, which is slower: " in why and str(NO_CODE) in why
     beat = Attempt(short_run.store, EXPERT, 1).last_beat()
     assert str(NO_CODE) in beat["uncompiled"]
-    plain = make_data(str(tmp_path / "plain"), settings=SHORT)
-    worker.train(plain.url, EXPERT, TrainPlacement(compile=False))
     for read in (curve_of, weights_of):
-        assert difference(read(short_run, EXPERT), read(plain, EXPERT)) == 0
+        assert difference(read(short_run, EXPERT), read(quiet, EXPERT)) == 0
 
 
 def test_a_compiler_that_was_asked_for_and_fails_ends_the_training(as_on_a_gpu: None, short_run: Run) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +45,7 @@ from ddm_ray.train.heldout import (
 from ddm_ray.train.job import train_job
 from tests.infos import info_of
 from tests.random_run import make_data, make_run
+from tests.train.background import Background
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, difference, weights_of
 
@@ -111,9 +110,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
         for name, fields in (("with", FEW), ("without", NONE))
     }
     folder = tmp_path_factory.mktemp("worlds")
-    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(folder), json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    Background("ranks", str(folder), json.dumps(cases)).finish()
     return lambda name: Run.open(str(folder / name))
 
 

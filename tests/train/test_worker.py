@@ -1,8 +1,6 @@
 """The loop, on real DeepSpeed: resume, damage, rivals, world sizes, precision, cost."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -24,6 +22,7 @@ from ddm_ray.train.resume import StateChoice
 from tests.conftest import wait_for
 from tests.infos import commit_written
 from tests.random_run import make_data
+from tests.train.background import Background
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, difference, weights_of
 
@@ -49,15 +48,6 @@ def states_of(run: Run, attempt: int) -> list[int]:
     """Steps of the states that an attempt left."""
     names = run.store.folders(f"{EXPERT}/attempts/{attempt:04d}/state")
     return [int(name.removeprefix("step-")) for name in names]
-
-
-@pytest.fixture(scope="module")
-def quiet(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The short run, its second expert and the router trained without an interruption."""
-    run = make_data(str(tmp_path_factory.mktemp("quiet") / "run"), settings=SHORT)
-    for artifact in (EXPERT, ROUTER):
-        worker.train(run.url, artifact, TrainPlacement())
-    return run
 
 
 def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: Run) -> None:
@@ -238,9 +228,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     }
     cases["whole-bf16"] = {"settings": cases["1-bf16"]["settings"], "legs": [{"world": 1}]}
     folder = tmp_path_factory.mktemp("worlds")
-    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(folder), json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    Background("ranks", str(folder), json.dumps(cases)).finish()
     return lambda name: Run.open(str(folder / name))
 
 
