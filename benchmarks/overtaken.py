@@ -56,7 +56,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "alone").mkdir()
         legs = {"long": {"settings": STEPS, "legs": [{"world": 1}]}}
-        Background("rank_faults", str(folder / "alone"), json.dumps(legs)).finish()
+        Background("ranks", str(folder / "alone"), json.dumps(legs)).finish()
         alone = Run.open(str(folder / "alone" / "long"))
         (folder / "site").mkdir()
         site = Site(folder / "site", stack)

@@ -67,7 +67,7 @@ def undisturbed(folder: Path, steps: int, legs: list[dict]) -> list[Run]:
     started = []
     for number, leg in enumerate(legs):
         case = {f"{number}": {"settings": settings(steps), "legs": [leg]}}
-        command = [sys.executable, "-m", "tests.train.rank_faults", str(folder), json.dumps(case)]
+        command = [sys.executable, "-m", "tests.train.ranks", str(folder), json.dumps(case)]
         started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     ended = [process.wait() for process in started]
     if any(ended):

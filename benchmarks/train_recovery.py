@@ -37,7 +37,7 @@ def kills(url: str, many: int) -> list[dict[str, float]]:
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.ray_session import ray_session
     from ddm_ray.run.run import Run
-    from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.ray.train_all import train_all
 
     run, recoveries = Run.open(url), []
     placement = TrainPlacement(checkpoint_steps=CHECKPOINT_STEPS, max_failures=10 * many)

@@ -30,7 +30,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
     from ddm_ray.store.store import Store
     from ddm_ray.train import local
     from ddm_ray.train.engine import Engine
-    from ddm_ray.train.progress import TrainProgress
+    from ddm_ray.train.state import TrainProgress
     from ddm_ray.train.state_writer import StateWriter
 
     torch.set_num_threads(1)

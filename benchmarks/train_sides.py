@@ -66,7 +66,7 @@ def run_stack(url: str, checkpoint_steps: int, *artifacts: Artifact) -> None:
     from ddm_ray.placement import TrainPlacement
     from ddm_ray.ray_session import ray_session
     from ddm_ray.run.run import Run
-    from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.ray.train_all import train_all
 
     with ray_session("local"), Watched(url, artifacts) as watched:
         train_all(Run.open(url), list(artifacts), TrainPlacement(checkpoint_steps=checkpoint_steps))

@@ -49,7 +49,7 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
     from ddm_ray.data.prepare.stage import prepare
     from ddm_ray.ray_session import keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server
-    from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.ray.train_all import train_all
 
     cores = usable_cores()
     # All jobs train at once and share the cores, however few there are, so that each shows progress from the start.

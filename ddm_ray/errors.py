@@ -117,6 +117,12 @@ class Preempted(TrainingError):
     KIND_PASSES = True
 
 
+class Overtaken(TrainingError):
+    """A newer attempt went further than this one, and has ended; the next one goes on from its state."""
+
+    KIND_PASSES = True
+
+
 class GaveUp(TrainingError):
     """A launch lost its workers, or the process that starts them, too often in a row. A later launch may succeed."""
 

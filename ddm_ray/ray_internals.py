@@ -1,8 +1,8 @@
 """Private names of Ray and DeepSpeed that this package uses, each with the reason.
 
 They are those of Ray 2.59 and 2.60 and of DeepSpeed 0.19. A module is imported only when its object is used.
-`tests/test_ray_internals.py` finds what another version has moved: objects (INTERNALS), and variables and options
-that it would silently ignore (SETTINGS).
+`tests/test_ray_internals.py` finds what another version has moved: these objects, and variables and options that it
+would silently ignore.
 """
 
 import inspect
@@ -120,48 +120,6 @@ COMPILE = Internal("deepspeed.runtime.compiler", "compile", "kernels of Muon tha
 MUON = Internal("deepspeed.runtime.zero.muon.original_muon", "Muon", "as above")
 
 INTERNALS = {name: value for name, value in globals().items() if isinstance(value, Internal)}
-
-
-CORE = "core"
-"""Stands for a module where Ray's C++ programs read a setting."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An environment variable, or an option, that `module` reads. `without` says what happens if it is renamed."""
-
-    name: str
-    module: str
-    without: str
-
-
-_TRAIN_CONSTANTS, _SERVE_CONSTANTS = "ray.train.v2._internal.constants", "ray.serve._private.constants"
-_COUNTERS = "Ray serves its counters on all addresses, without a token"
-SETTINGS = (
-    Setting("RAY_ADDRESS", "ray._private.ray_constants", "a command starts a private Ray"),
-    Setting("RAY_API_SERVER_ADDRESS", "ray._private.ray_constants", "a script's job goes to another cluster"),
-    Setting("RAY_AUTH_MODE", CORE, "a Ray answers requests without a token"),
-    Setting("RAY_AUTH_TOKEN", CORE, "a Ray doesn't start"),
-    Setting("RAY_AUTH_TOKEN_PATH", CORE, "a Ray doesn't start"),
-    Setting("RAY_enable_metrics_collection", CORE, _COUNTERS),
-    Setting("DASHBOARD_METRIC_PORT", "ray.dashboard.consts", _COUNTERS),
-    Setting("AUTOSCALER_METRIC_PORT", "ray.autoscaler._private.constants", _COUNTERS),
-    Setting("RAY_USAGE_STATS_ENABLED", "ray._common.usage.usage_constants", "usage is reported"),
-    Setting("_temp_dir", "ray._private.worker", "other users can read a private Ray's files"),
-    Setting("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "ray._private.accelerators.accelerator", "drivers see no GPU"),
-    Setting("RAY_JOB_CONFIG_JSON_ENV_VAR", "ray._private.runtime_env.constants", "a relative RUN is accepted in a job"),
-    Setting("RAY_JOB_STOP_WAIT_TIME_S", "ray.dashboard.modules.job.job_supervisor", "a stopped job saves no state"),
-    Setting("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "ray._private.ray_constants", "a stopped node saves no state"),
-    Setting("RAY_HEAD_IP", "ray.autoscaler._private.util", "a cluster of Ray's launcher doesn't start"),
-    Setting("RAY_enable_autoscaler_v2", CORE, "a cluster of Ray's SSH launcher lacks one machine"),
-    Setting("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _TRAIN_CONSTANTS, "losses are noticed later"),
-    Setting("TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S", "ray.train.constants", "workers wait 30 s after one is lost"),
-    Setting("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", _TRAIN_CONSTANTS, "a private Ray's jobs start seconds later"),
-    Setting("RAY_worker_niceness", CORE, "replicas run at low priority, and requests miss deadlines"),
-    Setting("RAY_worker_maximum_startup_concurrency", CORE, "Ray warns again and again of many small jobs"),
-    Setting("RAY_SERVE_ENABLE_DIRECT_INGRESS", _SERVE_CONSTANTS, "a request takes 12 ms more, on two cores"),
-    Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", _SERVE_CONSTANTS, "a server that ends stays for 30 s"),
-)
 
 NO_COUNTERS = {"RAY_enable_metrics_collection": "0", "AUTOSCALER_METRIC_PORT": "-1", "DASHBOARD_METRIC_PORT": "-1"}
 """Environment of a Ray without counters. They would be served on all addresses, without a token."""

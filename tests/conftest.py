@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 ISLANDS = str(ROOT / "cluster_configs/local/islands.yaml")
 # Files whose tests share a Ray, or start their own: each lane has one worker, so that few Rays run at once.
 LANES = {
-    "nodes": ("train/ray/test_faults.py", "train/ray/test_launch.py"),
+    "nodes": ("train/ray/test_faults.py", "train/ray/test_room.py"),
     "island": (
         "test_doors.py",
         "test_readme.py",

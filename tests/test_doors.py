@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from ddm_ray.cli import main
-from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.run.run import Run
-from tests.conftest import ISLANDS, ROOT, SUBMIT, Island, ddm, submit
+from tests.conftest import ROOT, SUBMIT, Island, ddm, submit
 from tests.random_run import make_data, make_run
 from tests.readme import section
 from tests.train.conftest import SHORT
@@ -99,20 +97,3 @@ def test_status_reads_storage_alone(island_run: Run) -> None:
     assert shown.returncode == 0
     assert f"experts/000      finished  100%  {STEPS} steps, loss" in shown.stdout
     assert re.search(r"experts/001 +waiting +0%", shown.stdout)
-
-
-def test_a_finished_stage_again_is_a_no_op(island_run: Run) -> None:
-    before = island_run.store.sizes("experts/000")
-    again = ddm("train", island_run.url, "expert", "0")
-    assert again.returncode == 0
-    assert island_run.store.sizes("experts/000") == before
-
-
-def test_what_trying_again_will_not_mend_is_told_at_once(ray_cluster: str, tmp_path: Path) -> None:
-    run = make_data(str(tmp_path / "run"), settings=("router.train.learning_rate=1e30",), num_rows=60)
-    done = CliRunner().invoke(main, ["train", run.url, "router", "--islands", ISLANDS, "--island", "cpu"])
-    assert done.exit_code == 1
-    message = r"^error: router: loss \S+ with gradient norm (nan|inf) at step \d+; begin a run with"
-    assert re.search(message, done.stderr, re.MULTILINE)
-    assert claimed(run.store, ROUTER) == [1]
-    assert run.manifest(ROUTER) is None

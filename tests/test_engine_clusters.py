@@ -47,15 +47,6 @@ def test_kubernetes_understands_each_field(objects: dict[str, Any]) -> None:
     assert [kuberay.overlooked(each) for each in objects.values()] == [[], []]
 
 
-@pytest.mark.parametrize(
-    ("path", "value"), [("backoffLimit", "10"), ("submissionMode", "HttpMode"), ("rayClusterSpec", None)]
-)
-def test_a_rayjob_of_other_values_is_refused(path: str, value: Any) -> None:
-    document = copy.deepcopy(RAYJOB["RayJob"])
-    document["spec"][path] = value
-    assert path in kuberay.fault(document)
-
-
 @pytest.mark.parametrize(("ends", "status"), AGAIN_OR_NOT)
 def test_a_rayjob_tries_75_again_where_it_is(machine: Machine, ends: str, status: int) -> None:
     entrypoint = JOB["entrypoint"]
@@ -177,15 +168,6 @@ def test_aws_opens_ssh_alone() -> None:
     open_to_all = [rule for rule in _create_default_inbound_rules({"sg-1"}) if "IpRanges" in rule]
     assert [(rule["FromPort"], rule["ToPort"]) for rule in open_to_all] == [(22, 22)]
     assert not [each for each in AWS["available_node_types"].values() if "SecurityGroupIds" in each["node_config"]]
-
-
-def test_machines_of_aws() -> None:
-    head, gpu = (AWS["available_node_types"][name] for name in ("head", "gpu"))
-    assert gpu["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
-    assert "InstanceMarketOptions" not in head["node_config"] and head["resources"] == {"CPU": 0}
-    assert all(each["node_config"]["IamInstanceProfile"]["Name"] for each in (head, gpu))
-    assert (gpu["min_workers"], gpu["max_workers"]) == (0, AWS["max_workers"])
-    assert any("export RAY_AUTH_MODE=token" in command for command in AWS["setup_commands"])
 
 
 @pytest.mark.parametrize(("engine", "config", "home"), [("AWS", AWS, "/home/ubuntu/"), ("Lab", LAB, "~/")])

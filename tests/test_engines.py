@@ -3,7 +3,6 @@
 Neither is here: with a real Slurm tests/test_slurm.py runs it.
 """
 
-import copy
 import os
 import re
 import signal
@@ -11,14 +10,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from tests.conftest import ROOT, wait_for
 from tests.engines import AGAIN_OR_NOT, Machine, blocks, document, understood, words_of
-from tests.kuberay import fields, misspelt
 
 SKYPILOT = document("skypilot/island.yaml")
 SBATCH = ROOT / "cluster_configs/slurm/island.sbatch"
@@ -138,61 +134,6 @@ def test_a_machine_without_a_token_is_not_started(machine: Machine) -> None:
 
 
 # SkyPilot.
-
-TEXTS = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
-# The fields used, as SkyPilot's reference and its own schema have them.
-SKYPILOT_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        **{name: {"type": "string"} for name in ("name", "workdir", "setup", "run")},
-        "num_nodes": {"type": "integer"},
-        "envs": {"propertyNames": {"pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}, **TEXTS},
-        "secrets": TEXTS,
-        "resources": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "accelerators": {"type": "object", "additionalProperties": {"type": "number"}},
-                "cpus": {"type": "string", "pattern": r"^\d+\+?$"},
-                "disk_size": {"type": "integer"},
-                "use_spot": {"type": "boolean"},
-                "job_recovery": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {
-                        "max_restarts_on_errors": {"type": "integer", "minimum": 0},
-                        "recover_on_exit_codes": {"type": "array", "items": {"type": "integer", "maximum": 255}},
-                    },
-                },
-            },
-        },
-    },
-}
-
-
-def test_skypilots_schema_knows_each_field() -> None:
-    validator = Draft202012Validator(SKYPILOT_SCHEMA)
-    validator.validate(SKYPILOT)
-    named = ("envs", "secrets", "accelerators")
-    paths = [path for path in fields(SKYPILOT) if not {*path[:-1]} & {*named}]
-    assert len(paths) >= 15
-    assert [path for path in paths if validator.is_valid(misspelt(SKYPILOT, path))] == []
-
-
-def test_skypilot_parses_it() -> None:
-    sky = pytest.importorskip("sky", reason="SkyPilot isn't installed")
-
-    def parsed(task: dict[str, Any]) -> Any:
-        # It writes into what it is given.
-        return sky.Task.from_yaml_config(copy.deepcopy(task) | {"secrets": dict.fromkeys(SKYPILOT["secrets"], "x")})
-
-    task = parsed(SKYPILOT)
-    assert (task.num_nodes, all(each.use_spot for each in task.resources)) == (1, True)
-    # What is below job_recovery it doesn't check: that is for the schema above.
-    for path in (("num_nodes",), ("resources", "use_spot"), ("resources", "job_recovery")):
-        with pytest.raises(ValueError, match=str(path[-1])):
-            parsed(misspelt(SKYPILOT, path))
 
 
 def test_skypilot_recovers_from_75_alone() -> None:

@@ -14,7 +14,7 @@ from ddm_ray.run.run import Run
 from tests.conftest import ddm
 from tests.jobs.attempts import finish
 
-AGAIN = {"StorageError", "RayAway", "GaveUp", "Preempted"}
+AGAIN = {"StorageError", "RayAway", "GaveUp", "Preempted", "Overtaken"}
 KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DDMError)}
 
 

@@ -65,7 +65,7 @@ RAY = {
     *("ray_session", "data.sharded.ray_data", "data.partition.ray_data", "islands.machines"),
     *(
         f"train.ray.{name}"
-        for name in ("launch", "driver", "fit", "leaving", "losses_of_workers", "preloaded", "room", "world")
+        for name in ("train_all", "driver", "fit", "leaving", "losses_of_workers", "preloaded", "room", "world")
     ),
     *(f"serve.cluster.{name}" for name in ("app", "codec", "direct_ingress", "expert_replica", "ingress", "mixture")),
     *(f"serve.cluster.{name}" for name in ("remote_runner", "replicas", "server")),
@@ -187,7 +187,7 @@ def test_an_import_that_points_up_would_be_found(module: str, source: str) -> No
         ("config.sampling", "from ddm_ray.core.solvers import SolverName"),
         ("sampling.run_models", "from ddm_ray.run.run import Run\nfrom ddm_ray.models import weights"),
         ("train.deepspeed_setup", "import deepspeed\nfrom ddm_ray import config"),
-        ("train.ray.launch", "import ray.train.torch\nfrom ddm_ray.data.loading.loader import Rows"),
+        ("train.ray.train_all", "import ray.train.torch\nfrom ddm_ray.data.loading.loader import Rows"),
         (
             "serve.cluster.app",
             "from ray import serve\nfrom ddm_ray.serve.cluster.ingress import API\nfrom ddm_ray import __version__",
@@ -236,7 +236,7 @@ def test_a_phrase_of_the_command_line_would_be_found(source: str) -> None:
             "data.prepare.decoder": ("torch", "ray", "pyarrow", "pydantic"),
             "data.prepare.stage": ("torch", "ray"),
             "data.sharded.ray_data": ("torch",),
-            "train.ray.launch": ("torch", "ray.train"),
+            "train.ray.train_all": ("torch", "ray.train"),
             "train.worker": ("deepspeed", "ray"),
             "cli.__init__": ("torch", "ray"),
         }.items()

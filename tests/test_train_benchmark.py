@@ -3,10 +3,8 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -16,24 +14,6 @@ from ddm_ray.run.graph import Artifact
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = "--quick --measure saving --repeats 2 --width 24 --depth 1"
-CLAIM_AND_BEAT = """
-import sys
-from ddm_ray.jobs.attempts import claim
-from ddm_ray.store.store import Store
-attempt = claim(Store(sys.argv[1]), "experts/000")
-attempt.beat({"phase": "starting"})
-attempt.beat({"phase": "training", "step": 1, "first": 0})
-input()
-"""
-COUNT = """
-import json, os, sys, time
-print("training", flush=True)
-beats = []
-for step in range(100):
-    time.sleep(0.01 * int(sys.argv[1]))
-    beats.append((time.monotonic(), step, time.process_time()))
-print(json.dumps({"beats": {os.getpid(): beats}}))
-"""
 
 
 @pytest.fixture
@@ -73,23 +53,6 @@ def test_what_runs_without_ray_is_measured(tmp_path: Path) -> None:
     assert claim_by_name["a step while a state is written"]["value"] > 0
 
 
-def test_the_engine_is_beside_pytorch(train: ModuleType, claims: ModuleType) -> None:
-    by_point = train.finish(train.start("train_engine", 2, 0.01, "32k:2", keep_memory=True))
-    assert set(by_point["32k:2"]) == {"foreach", "fused", "engine", "gradients", "parameters"}
-    report = claims.Report()
-    train.train_engine.tell(by_point, report)
-    assert values(report)["32k parameters, batch 2: the engine's step"] > 0
-    assert set(train.train_engine.CLAIMED) < set(train.train_engine.POINTS)
-
-
-def test_threads_are_beside_one_another(train: ModuleType, claims: ModuleType) -> None:
-    way = train.finish(train.start("train_threads", 1, 0.01, environment={"OMP_WAIT_POLICY": "PASSIVE"}))
-    assert {frozenset(taken) for taken in way.values()} == {frozenset({"1", "2"})}
-    report = claims.Report()
-    train.train_threads.tell({"asleep": way}, report)
-    assert len(values(report)) == 2 * len(train.train_threads.POINTS) and min(values(report).values()) > 0
-
-
 def test_the_cost_of_a_parameter_is_that_of_a_line(train: ModuleType, claims: ModuleType) -> None:
     """PyTorch's steps take 10 ns a parameter, fused ones 8, the engine's 1 ms and 11 ns."""
     report = claims.Report()
@@ -111,16 +74,6 @@ def test_the_cost_of_a_parameter_is_that_of_a_line(train: ModuleType, claims: Mo
     assert claim_values["1000000 parameters, batch 1: of it clipping, AdamW, EMA"] == pytest.approx(40)
 
 
-def test_the_plain_loop_trains(train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "ROWS", 100)
-    url = train.make_run(tmp_path / "run", ["expert.train.steps=1500"])
-    assert Path(url).name == "run"
-    (process,) = train.loops(url, ["experts/000"])()
-    beats = train.finish(process)["beats"]["experts/000"]
-    assert beats and 0 < beats[-1][1] <= 1500
-    assert beats[-1][2] > 0, "CPU seconds"
-
-
 def test_jobs_are_watched_through_the_whole_stack(
     ray_cluster: str,
     train: ModuleType,
@@ -138,25 +91,6 @@ def test_jobs_are_watched_through_the_whole_stack(
     beats = json.loads(beats_json)["beats"]["experts/000"]
     assert 0 < beats[0][1] <= beats[-1][1] <= 600
     assert began < beats[0][0] <= beats[-1][0] < time.monotonic() and beats[-1][2] > 0
-
-
-def test_sides_run_in_turns(turns: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one runs, all processes of the others are stopped."""
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0.2)
-
-    def start(naps: int) -> list["subprocess.Popen[str]"]:
-        command = [sys.executable, "-c", COUNT, str(naps)]
-        return [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-
-    side_by_name = turns.in_turns({"short": lambda: start(1), "long": lambda: start(2)})
-    short, long = side_by_name["short"], side_by_name["long"]
-    ran = sorted([*short.turns, *long.turns])
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(ran))
-    assert len(long.turns) > len(short.turns) > 3
-    seen = [at for beats in short.beats.values() for at, *_ in beats]
-    assert len(seen) == 200
-    # Signals take a moment.
-    assert not any(begin + 0.02 < at < end for at in seen for begin, end in long.turns)
 
 
 def test_a_speed_counts_the_seconds_that_a_side_ran(turns: ModuleType) -> None:
@@ -193,58 +127,3 @@ def test_sides_are_compared_while_all_of_both_train(train: ModuleType, turns: Mo
     targets = {claim.name: claim.target for claim in report.claims}
     assert targets["two experts at once: a step, of one alone"] == pytest.approx(1 / 0.95)
     assert [claim.holds for claim in report.claims] == [None, False, False, None, None, True]
-
-
-def test_a_recovery_is_told_by_files_and_processes(
-    benchmark: Callable[[str], ModuleType], claims: ModuleType, tmp_path: Path
-) -> None:
-    recovery, over = benchmark("train_recovery"), threading.Event()
-    training = threading.Thread(target=over.wait, daemon=True)
-    training.start()
-    killed = time.time()
-    process = subprocess.Popen([sys.executable, "-c", CLAIM_AND_BEAT, str(tmp_path)], stdin=subprocess.PIPE)
-    delays = recovery._recovery(str(tmp_path), 1, killed, training)
-    process.communicate(b"\n")
-    # The system's clock for processes ticks each 10 ms.
-    assert -0.02 < delays["process"] < delays["claim"] <= delays["step"] < time.time() - killed
-    over.set()
-    training.join()
-    with pytest.raises(RuntimeError, match="training ended before the kills"):
-        recovery._until(lambda: None, training)
-    report = claims.Report()
-    recoveries = [{"process": 1.0, "claim": 4.0, "step": 5.0 + number} for number in range(21)]
-    recovery.tell(recoveries, [{"imports": 2.0}], report)
-    claim_values = values(report)
-    assert claim_values["from kill to the next step, 95 % of 21"] == pytest.approx(24)
-    assert claim_values["from kill to the next step"] == pytest.approx(15)
-    assert claim_values["of it until it claims an attempt"] == pytest.approx(3)
-
-
-def test_runs_across_resizes_are_compared(train: ModuleType, claims: ModuleType, tmp_path: Path) -> None:
-    """One that changed its number of ranks differs a little; the interrupted steps are the uninterrupted run's."""
-    resizes = train.train_resizes
-    assert [leg["stop"] for leg in resizes.legs(2, (2, 3, 1))] == [10, 20, None]
-    train.ROWS, rows = 100, train.ROWS
-    try:
-        uninterrupted = train.make_run(tmp_path / "whole", resizes.settings("fp32"))
-        cut = train.make_run(tmp_path / "cut", resizes.settings("fp32"))
-    finally:
-        train.ROWS = rows
-    cases = {uninterrupted: resizes.legs(1, (1,)), cut: resizes.legs(2, (2, 1))}
-    train.finish(train.start("train_resizes", json.dumps(cases)))
-    assert resizes.differences(uninterrupted, uninterrupted) == (0, 0)
-    curve, weights = resizes.differences(uninterrupted, cut)
-    assert 0 < curve < 1e-6 and 0 < weights < 1e-6
-    report = claims.Report()
-    resizes.tell({(2, "fp32", (2, 1)): (curve, 1e-5)}, report)
-    assert [claim.holds for claim in report.claims] == [True, False]
-
-
-@pytest.mark.parametrize("quick", [False, True])
-def test_sizes_follow_quick_unless_given(train: ModuleType, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--kills", "7", *["--quick"] * quick])
-    args = train.measuring("", train.MEASURES, train.SIZES, train.QUICK)
-    assert args.kills == 7
-    assert args.rounds == (train.QUICK if quick else train.SIZES)["rounds"]
-    assert args.width == train.SIZES["width"]
-    assert args.measure == train.MEASURES

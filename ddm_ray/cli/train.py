@@ -20,7 +20,6 @@ from ddm_ray.cli.command import (
     make,
     say,
     trained,
-    warn,
     with_extras,
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
@@ -190,9 +189,9 @@ def _train(
 ) -> None:
     """Train artifacts on the Ray of the island or address. `gpu`: --gpu was given."""
     from ddm_ray.cores import usable_cores
-    from ddm_ray.ray_session import busy_cores, cluster_gpus, keep_logs, ray_session
+    from ddm_ray.ray_session import cluster_gpus, keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server
-    from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.ray.train_all import train_all
 
     start_fork_server()  # while Ray starts
     ray_address, token_file = site.ray(address)
@@ -200,12 +199,8 @@ def _train(
         require_gpu(ray_address)
     if not (site.name or ray_address or os.environ.get("RAY_ADDRESS")):  # no file and no cluster sets the CPUs
         site = site.model_copy(update={"train": sharing_idle_cores(site.train, len(artifacts))})
-    cores = usable_cores()
-    asked = min(cores, len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
+    asked = min(usable_cores(), len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
     with ray_session(ray_address, token_file, asked) as private:
-        if private and (crowd := crowding(busy_cores(), asked, cores)):
-            queued = f"; `ddm train {run.url} all` trains what is left, as many at once as have room"
-            warn(crowd + (queued if len(artifacts) == 1 else ""))
         tell_of_workers("train", site.train.use_gpu, cluster_gpus())
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
@@ -232,13 +227,6 @@ def sharing(placement: Any, jobs: int, cores: int) -> Any:
     at_once = min(jobs, max(1, cores // workers))
     each = float(max(1, cores // (at_once * workers)))
     return placement.model_copy(update={"resources_per_worker": {**placement.resources_per_worker, "CPU": each}})
-
-
-def crowding(busy: float, asked: float, cores: int) -> str | None:
-    """A warning if `cores` are too few for this command beside the busy ones; None if they suffice."""
-    if not busy or not asked or busy + asked <= cores:
-        return None
-    return f"other commands of yours keep {busy:g} of this machine's {cores} cores busy, and this one {asked:g} more"
 
 
 def _with_memory(run: Any, artifacts: list[Artifact], placement: Any) -> dict[Artifact, Any]:

@@ -78,7 +78,7 @@ def work(
     from ddm_ray.run.run import Run
     from ddm_ray.submitted import submitted_job
     from ddm_ray.train.ray.driver import start_fork_server
-    from ddm_ray.train.ray.launch import train_all
+    from ddm_ray.train.ray.train_all import train_all
     from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)

@@ -14,7 +14,6 @@ class SeedPurpose(IntEnum):
     EVALUATION = 0
     GRID = 1
     EXPERTS = 2
-    PREVIEW = 3
     REPLAY = 4
 
 

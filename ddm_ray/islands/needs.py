@@ -20,11 +20,12 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import Artifact, shard, shards_of
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
-from ddm_ray.train.estimate import bytes_a_parameter
 from ddm_ray.train.job import TrainJob, train_job
 
 LIBRARIES_BYTES = 1.4e9
 """Approximate memory of a training job beside its tensors: that of its worker process and of its controller."""
+FP32_RECORDS_BYTES, GRADIENT_BYTES = 16, 4
+"""Bytes per parameter of its value, EMA and moments, and of its gradient."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,23 @@ class ModelNeeds:
         """Bytes of a machine's memory that a worker on its CPU takes in this placement, without activations."""
         sizes = self.memory(placement.workers.max, False, placement.teachers)
         return LIBRARIES_BYTES + (sizes[placement.zero_stage] or max(size for size in sizes if size))
+
+
+def bytes_a_parameter(precision: str, workers: int, use_gpu: bool) -> list[float | None]:
+    """Bytes per parameter in a worker's memory (a GPU's, or a CPU's with its copy of the state), by ZeRO stage 0 to 3.
+
+    Activations, communication buffers and libraries are not included. An impossible stage gives None.
+    """
+    copy = {"bf16": 2, "fp32": 4}[precision]
+    # Within the step a flat gradient, and a second one if that isn't in fp32. A CPU also holds the copy of its state.
+    within = GRADIENT_BYTES + (2 if copy == 2 else 0)
+    sharded = FP32_RECORDS_BYTES + within + (0 if use_gpu else FP32_RECORDS_BYTES)
+    return [
+        None if copy == 2 else 4 + sharded - (0 if use_gpu else FP32_RECORDS_BYTES * (1 - 1 / workers)),
+        2 * copy + sharded / workers,
+        copy + (copy + sharded) / workers,
+        (2 * copy + sharded) / workers,
+    ]
 
 
 def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:

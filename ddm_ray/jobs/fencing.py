@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddm_ray.errors import Preempted, Superseded, TrainingError
+from ddm_ray.errors import Overtaken, Superseded, TrainingError
 from ddm_ray.jobs.attempts import CLAIM, Attempt, claimed, read_failure
 from ddm_ray.jobs.job_files import JobFiles
 from ddm_ray.jobs.job_status import JobStatus
@@ -41,11 +41,11 @@ class NewerAttempt:
     def error(self, number: int, launch_id: str | None, step: int | None = None) -> TrainingError:
         """Why attempt `number`, of the launch of this id, ends; after `step` steps, if it took any.
 
-        The error is Superseded, or Preempted if the newer attempt has ended; the next one continues from its state.
+        The error is Superseded, or Overtaken if the newer attempt has ended; the next one continues from its state.
         """
         which = f"attempt {number}" if step is None else f"attempt {number} ends after step {step}"
         if self.lives is False:
-            return Preempted(f"{which}: {self} has overtaken it and ended; the next attempt goes on from its state")
+            return Overtaken(f"{which}: {self} has overtaken it and ended; the next attempt goes on from its state")
         trains = " and trains on" if self.lives else ""
         error = Superseded(f"{which}: {self} has overtaken it{trains}", "leave the job to that one")
         error.by_its_own_launch = launch_id in self.launches

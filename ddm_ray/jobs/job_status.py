@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddm_ray.errors import DDMError, Preempted, Stopped
+from ddm_ray.errors import DDMError, Overtaken, Preempted, Stopped
 from ddm_ray.jobs.attempts import Attempt, read_failure
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
 from ddm_ray.jobs.launches import Launch, has_given_up, lives, place_of
@@ -69,8 +69,8 @@ class JobStatus:
 
     @property
     def left(self) -> bool:
-        """True if the attempt was preempted with its state saved. Another one follows."""
-        return self.failure is not None and self.failure["kind"] == Preempted.__name__
+        """True if the attempt was preempted with its state saved, or overtaken. Another one follows."""
+        return self.failure is not None and self.failure["kind"] in (Preempted.__name__, Overtaken.__name__)
 
     @property
     def stopped(self) -> bool:

@@ -126,15 +126,11 @@ class Engine:
         self.shards.swap_ema()
 
     def make_code(self, objective: Objective, batch: Batch) -> None:
-        """Compile code for a micro-batch and for the update, by passes that change nothing.
-
-        No pass waits for another rank, so that one rank may fail alone.
-        """
+        """Compile code for a micro-batch, by passes that change nothing and wait for no rank: one may fail alone."""
         # The gradient of the data alone: ZeRO isn't called, which would reduce gradients of parameters.
         data_BCHW = batch.data_BCHW.detach().requires_grad_()
         loss = objective(self._deepspeed.module, replace(batch, data_BCHW=data_BCHW)).sum()
         torch.autograd.grad(loss, data_BCHW)
-        self._optimizer.make_code()
 
     def go_uncompiled(self) -> None:
         """Compute without compiled code from now on."""

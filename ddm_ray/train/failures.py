@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddm_ray.errors import DDMError, OutOfMemory, Superseded
+from ddm_ray.errors import ConfigError, DDMError, OutOfMemory, Superseded
 from ddm_ray.jobs.attempts import OUT_OF_MEMORY
+from ddm_ray.placement import TrainPlacement
 from ddm_ray.spelling import one_line
 
 NO_MEMORY = (
@@ -35,14 +36,34 @@ def is_lost_worker(error: BaseException) -> bool:
 
 
 @contextmanager
-def blame_micro_batch(micro_batch: int, doing: str = "") -> Iterator[None]:
-    """Turn running out of memory into OutOfMemory, which names the micro-batch; `doing` says what was being done."""
+def blame_micro_batch(micro_batch: int) -> Iterator[None]:
+    """Turn running out of memory into OutOfMemory, which names the micro-batch."""
     try:
         yield
     except Exception as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"{doing}micro_batch {micro_batch}: {one_line(error, 400, tail=True)}") from None
+            raise OutOfMemory(f"micro_batch {micro_batch}: {one_line(error, 400, tail=True)}") from None
         raise
+
+
+@contextmanager
+def blame_state(artifact: str, placement: TrainPlacement) -> Iterator[None]:
+    """Turn running out of memory, while an engine is made, into a ConfigError.
+
+    The error passes: an attempt before this one may still hold some memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        full = ConfigError(
+            f"{artifact}: a worker's memory is too small for its weights and optimizer, by ZeRO stage"
+            f" {placement.zero_stage} on {placement.workers.max} ({one_line(error, 200)}); give it more workers, or a"
+            " higher zero_stage"
+        )
+        full.passes = True
+        raise full from None
 
 
 def failure_note(error: BaseException, micro_batch: int, elastic: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Heartbeat:
     """Beats once for each `tell`, if storage is that fast, and by itself in phases without steps.
 
     In the training phase it beats only as steps are done, so that an attempt that hangs falls silent. Each beat says in
-    `beat_seconds` when the next one is due, so that readers know from when on it is missing. A warning is printed of
+    `beat_seconds` when the next one is due, so that readers know from when on it is missing. A warning is printed for
     the first, second, fourth, eighth (and so on) beat that fails.
     """
 

@@ -28,9 +28,12 @@ from ddm_ray.train.batches import on_device
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch, DistillLoss, ExpertLoss, Objective
 from ddm_ray.train.ranks import gather_objects
+from ddm_ray.train.step_sync import Agreed
+from ddm_ray.train.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
+    from ddm_ray.train.reporter import Reporter
 
 GROUPS = 8
 """Groups of held-out rows (G), each with a mean of its own: their spread gives the standard error of the whole mean."""
@@ -194,6 +197,27 @@ class HeldoutLoss:
         # One stream a draw: the noise of all draws, for large images, may not fit in memory at once.
         numbers = stream(self._job.train.seed, HELDOUT, *self._job.key, draw)
         return torch.from_numpy(numbers.standard_normal(self._job.image_shape, np.float32))
+
+
+class Measurer:
+    """Measures a job's held-out loss at the steps of its schedule; with None never."""
+
+    def __init__(self, heldout: HeldoutLoss | None, engine: "Engine", reporter: "Reporter", watchdog: Watchdog):
+        self._heldout, self._engine, self._reporter, self._watchdog = heldout, engine, reporter, watchdog
+
+    def acts_after(self, done: int) -> bool:
+        """True if a measurement follows this step, so that the step's own result has to be known."""
+        return self._heldout is not None and self._heldout.schedule.due(done)
+
+    def after(self, done: int, agreed: Agreed) -> None:
+        """Measure if it is time; also before a rank leaves, or else the curve would lack that point."""
+        if self._heldout is None or not self._heldout.schedule.due(done):
+            return
+        self._reporter.say("measuring")
+        with self._watchdog.measurement(self._heldout.steps):
+            losses_G = self._heldout.measure(self._engine)
+        self._reporter.meter.add_heldout(self._heldout.schedule.draws, losses_G)
+        self._reporter.report()
 
 
 def measured_objective(job: TrainJob) -> Objective:

@@ -83,7 +83,7 @@ class Membership:
         return Flags(leaving=noticed or stopped, superseded=superseded)
 
     def after(self, done: int, agreed: Agreed) -> None:
-        """End if a newer attempt has taken this one's place: raise Superseded, or Preempted if that one has ended."""
+        """End if a newer attempt has taken this one's place: raise Superseded, or Overtaken if that one has ended."""
         if agreed.any_rank.superseded:
             decide_on_first(lambda: self._raise_superseded(done))
 

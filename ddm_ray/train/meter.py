@@ -10,7 +10,7 @@ from ddm_ray.train.hardware import mfu, peak_flops
 from ddm_ray.train.heartbeat import beat_seconds
 from ddm_ray.train.heldout import Schedule, last_measured, measured_curve
 from ddm_ray.train.job import TrainJob
-from ddm_ray.train.progress import TrainProgress
+from ddm_ray.train.state import TrainProgress
 
 RECENT = 100
 
@@ -27,7 +27,7 @@ class Meter:
         heldout: Schedule | None = None,
         unmeasured: str = "",
     ):
-        """`heldout`: the schedule of the held-out loss; measurements that another schedule made aren't kept.
+        """`heldout`: the schedule of the held-out loss; measurements of another schedule aren't kept.
 
         `unmeasured` says why this attempt measures none. `uncompiled` may be set to why its steps aren't compiled.
         """

@@ -50,7 +50,7 @@ class ShardOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def scalars(self, group: dict[str, Any], step: Tensor) -> Scalars:
-        """Numbers of this step, counted from 1, as tensors on its device: as numbers they would be compiled again."""
+        """Scalars of this step, counted from 1, as tensors on its device. Numbers would be compiled again."""
 
     @staticmethod
     @abstractmethod
@@ -59,14 +59,14 @@ class ShardOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def materialise(self, shards: Iterable[Tensor]) -> None:
-        """Make the state of a first step that hasn't been taken: moments of zero, the EMA at the value."""
+        """Make the state before the first step: the moments are zero, the EMA is the value."""
         for shard in shards:
             self.state[shard] = {"step": torch.zeros((), device=shard.device), EMA: shard.detach().clone()}
             self.state[shard] |= {moment: torch.zeros_like(shard, requires_grad=False) for moment in self.moments}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step on every shard with a gradient, then one of its EMA; none if what it clips isn't finite."""
+        """Take one step on every shard that has a gradient, and one of its EMA; no step if the norm isn't finite."""
         shards = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         self.materialise(shard for shard in shards if shard not in self.state)
         factor = finite = None
@@ -96,20 +96,6 @@ class ShardOptimizer(torch.optim.Optimizer, ABC):
             for old, new in zip(held, changed, strict=True):
                 old.copy_(new if finite is None else torch.where(finite, new, old))
 
-    @torch.no_grad()
-    def make_code(self) -> None:
-        """Have the compiled update made, if there is one, by an update that changes nothing."""
-        if self._compiled_update is None:
-            return
-        for group in self.param_groups:
-            for shard in group["params"]:
-                shard.grad = torch.zeros_like(shard)
-            device = group["params"][0].device
-            never = torch.zeros((), dtype=torch.bool, device=device)
-            self._update(group, self._compiled_update, torch.ones((), device=device), never)
-            for shard in group["params"]:
-                shard.grad = None
-
     def go_uncompiled(self) -> None:
         """Update without compiled code from here on."""
         self._compiled_update = None
@@ -124,7 +110,7 @@ class ShardOptimizer(torch.optim.Optimizer, ABC):
             average.lerp_(shard, finite * (1.0 - self.ema_decay))
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
-        """Norm of all gradients, float64: of those held here, or by all ranks."""
+        """Norm in float64 of all gradients that this rank holds, or (`sharded`) that all ranks hold."""
         # In chunks: over millions of elements one sum in fp32 is off by a thousandth on a CPU; a GPU sums as a tree.
         size = NORM_CHUNK_GPU if gradients[0].is_cuda else NORM_CHUNK_CPU
         chunks = [chunk for gradient in gradients for chunk in gradient.view(-1).split(size)]

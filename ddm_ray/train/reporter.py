@@ -1,23 +1,17 @@
 """Reporter of a training job: its heartbeat, its curves for TensorBoard, and the loss of each step."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from ddm_ray.errors import TrainingError
 from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.train.heartbeat import TRAINING, Heartbeat
 from ddm_ray.train.meter import Meter
+from ddm_ray.train.state_writer import StateWriter
 from ddm_ray.train.step_sync import Agreed
 from ddm_ray.train.telemetry import Telemetry
 
 CURVES = ("loss", "grad_norm", "learning_rate", "samples_per_second", "mfu")
-
-
-class HasUnsaved(Protocol):
-    """A writer of states: `unsaved` says why those since the last saved one aren't saved."""
-
-    @property
-    def unsaved(self) -> str: ...
 
 
 class Reporter:
@@ -26,7 +20,7 @@ class Reporter:
     `facts` are in every heartbeat.
     """
 
-    def __init__(self, attempt: Attempt | None, facts: Mapping[str, Any], states: HasUnsaved):
+    def __init__(self, attempt: Attempt | None, facts: Mapping[str, Any], states: StateWriter):
         self._states, self._reported_unsaved = states, ""
         self._meter: Meter | None = None
         self._telemetry = Telemetry(attempt.store, attempt.prefix) if attempt else None

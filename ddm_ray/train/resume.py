@@ -14,8 +14,8 @@ from ddm_ray.run.manifest import NAME, read_manifest
 from ddm_ray.store.store import Store
 from ddm_ray.train import state
 from ddm_ray.train.membership import Membership
-from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.ranks import decide_on_first, gather_objects
+from ddm_ray.train.state import TrainProgress
 
 if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
@@ -48,7 +48,7 @@ def resume_training(
     if gone:
         raise StorageError(f"{membership.job.artifact}: its states were deleted while they were read")
     if engine:
-        # It holds parts of a damaged state. Closed before the next one is made: one may fill the memory.
+        # It holds parts of a damaged state. Two engines may not fit into memory, so that it is closed first.
         engine.close()
         del engine
         gc.collect()

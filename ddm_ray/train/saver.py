@@ -5,11 +5,10 @@ import time
 from typing import TYPE_CHECKING
 
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.reporter import Reporter
+from ddm_ray.train.state import TrainProgress
 from ddm_ray.train.state_writer import StateWriter
-from ddm_ray.train.step_guard import StepGuard
 from ddm_ray.train.step_sync import Agreed, Flags
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ YOUNG_SECONDS = 5.0
 class SaveClock:
     """Says when a state is due by the clock: `minutes` after the one before, sooner in an attempt's first minutes.
 
-    With `young` it is due then once half of the time up to the last one, and YOUNG_SECONDS, have passed: a kill soon
-    after the start costs a third of the time trained, so that a machine that lives for a minute gets on. An infinite
+    With `young` it is due then once half of the time up to the last one, and YOUNG_SECONDS, have passed. So a kill soon
+    after the start costs a third of the time trained, and a machine that lives for a minute makes progress. An infinite
     number of minutes is none. Times are readings of one clock in seconds.
     """
 
@@ -52,10 +51,9 @@ class Saver:
         writer: StateWriter,
         milestones: Milestones,
         reporter: Reporter,
-        guard: StepGuard,
     ):
         self._steps, self._engine, self._writer, self._milestones = steps, engine, writer, milestones
-        self._reporter, self._guard = reporter, guard
+        self._reporter = reporter
         self._checkpoint_steps, self._milestone_steps = placement.checkpoint_steps, placement.milestone_steps
         self._clock = SaveClock(
             placement.minutes_between_states, time.monotonic(), young=placement.checkpoint_steps is None
@@ -84,8 +82,7 @@ class Saver:
         elif self._saves_beside(done, agreed):
             if agreed.any_rank.saving:
                 self._reporter.say("saving")  # the heartbeat goes on while the state before this one is written
-            with self._guard.memory():
-                self._writer.save(self._engine, self._reporter.meter.progress(), lambda: self._committed(done))
+            self._writer.save(self._engine, self._reporter.meter.progress(), lambda: self._committed(done))
             self._clock.saved(time.monotonic())
             self._saved_step = done
 

@@ -118,6 +118,15 @@ def written_records(store: Store, prefix: str, world: int) -> dict[str, FileReco
 
 
 @dataclass(frozen=True)
+class TrainProgress:
+    """Progress of a job: finished steps, seconds trained, each step's loss and gradient norm (rank 0's alone)."""
+
+    step: int
+    seconds: float
+    curve: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
 class StatePart:
     """A committed part: its name in the state, its record and its pieces."""
 

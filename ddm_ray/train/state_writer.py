@@ -17,9 +17,9 @@ from ddm_ray.spelling import one_line
 from ddm_ray.store.refusals import may_pass
 from ddm_ray.train import state
 from ddm_ray.train.failures import is_lost_worker
-from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.ranks import decide_on_first, gather_objects
 from ddm_ray.train.snapshot import Snapshot
+from ddm_ray.train.state import TrainProgress
 from ddm_ray.train.step_sync import Agreed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class StateWriter:
     """
 
     def __init__(self, attempt: Attempt, identity: Identity, keep: int, prompt: Attempt | None = None):
-        """`prompt`: the attempt with a store of few retries, by which old states are deleted."""
+        """`prompt`: the same attempt with a store of few retries, which deletes old states."""
         self._attempt, self._identity, self._keep = attempt, identity, keep
         self._prompt, self._warned_undeleted = prompt or attempt, False
         self._rank, self._world = dist.get_rank(), dist.get_world_size()

@@ -21,22 +21,21 @@ from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.compiling import keep_code, try_code
 from ddm_ray.train.deepspeed_setup import load_deepspeed
 from ddm_ray.train.engine import Engine, own_device
-from ddm_ray.train.heldout import HeldoutLoss, Schedule
+from ddm_ray.train.failures import blame_micro_batch, blame_state
+from ddm_ray.train.heldout import HeldoutLoss, Measurer, Schedule
 from ddm_ray.train.job import train_job
-from ddm_ray.train.measurer import Measurer
 from ddm_ray.train.membership import Membership
 from ddm_ray.train.meter import Meter
-from ddm_ray.train.progress import TrainProgress
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.ranks import ranks_on_this_machine
 from ddm_ray.train.reporter import Reporter
 from ddm_ray.train.resume import resume_training
 from ddm_ray.train.saver import Saver
-from ddm_ray.train.state_memory import fitting_state
+from ddm_ray.train.state import TrainProgress
 from ddm_ray.train.state_writer import StateWriter
-from ddm_ray.train.step_guard import StepGuard
 from ddm_ray.train.step_sync import StepSync
 from ddm_ray.train.teachers import first_model, teachers_of
+from ddm_ray.train.watchdog import Watchdog
 
 
 def train(
@@ -85,37 +84,39 @@ def _train(
     with (
         teachers_of(run, job, loader.null_text, own_device(), placement) as teachers,
         closing(RankBatches(job, loader, rank, world, micro_batch, teachers, texts)) as batches,
-        StepGuard(placement.hang_seconds, micro_batch, membership.note_hang) as guard,
+        Watchdog(placement.hang_seconds, membership.note_hang) as watchdog,
     ):
         engine, resumed = _engine_of(membership, placement)
         milestones = Milestones(membership, engine, placement.keep_milestones)
         heldout, unmeasured = HeldoutLoss.of(run, job, placement, micro_batch, texts)
         # The schedule also if this attempt can't measure: it says which earlier measurements are kept.
         reporter.begin(Meter(job, resumed, engine.device, world, Schedule.of(job, placement), unmeasured))
-        measurer = Measurer(heldout, engine, reporter, guard)
-        saver = Saver(job.train.steps, placement, engine, writer, milestones, reporter, guard)
+        measurer = Measurer(heldout, engine, reporter, watchdog)
+        saver = Saver(job.train.steps, placement, engine, writer, milestones, reporter)
         # In this order: a superseded attempt commits no state, and a loss that isn't finite ends before it is saved.
         policies = (membership, writer, reporter, measurer, saver)
         sync, first, last = StepSync(), resumed.step, job.train.steps
-        if engine.compiled_unasked and first < last:
-            reporter.say("compiling")
-            with guard.first_step():
-                reporter.meter.uncompiled = try_code(engine, job, batches, first)
-        for step in range(first, last):
-            done = step + 1
-            if job.masking(step) != job.masking(step - 1):  # more tokens from here on: another duration, other code
-                guard.forget_durations()
+        with blame_micro_batch(micro_batch):
+            if engine.compiled_unasked and first < last:
                 reporter.say("compiling")
-            with guard.step():
-                loss = engine.accumulate(job.objective, batches.at(step, engine.device))
-                norm = engine.step(job.learning_rate(step))
-                agreed = sync.exchange(step, loss, norm, membership.flags() | saver.flags())
-                if saver.acts_after(done, agreed) or measurer.acts_after(done):
-                    agreed = sync.finish(agreed)  # on a GPU the result of this very step isn't known yet
-            for policy in policies:
-                policy.after(done, agreed)
-            if agreed.any_rank.leaving:
-                membership.leave(done)
+                with watchdog.step():
+                    reporter.meter.uncompiled = try_code(engine, job, batches, first)
+                watchdog.forget()
+            for step in range(first, last):
+                done = step + 1
+                if job.masking(step) != job.masking(step - 1):  # more tokens from here on: another duration, other code
+                    watchdog.forget()
+                    reporter.say("compiling")
+                with watchdog.step():
+                    loss = engine.accumulate(job.objective, batches.at(step, engine.device))
+                    norm = engine.step(job.learning_rate(step))
+                    agreed = sync.exchange(step, loss, norm, membership.flags() | saver.flags())
+                    if saver.acts_after(done, agreed) or measurer.acts_after(done):
+                        agreed = sync.finish(agreed)  # on a GPU the result of this very step isn't known yet
+                for policy in policies:
+                    policy.after(done, agreed)
+                if agreed.any_rank.leaving:
+                    membership.leave(done)
         reporter.say("publishing")
         final = saver.save_now()
     if rank == 0:
@@ -128,7 +129,7 @@ def _engine_of(membership: Membership, placement: TrainPlacement) -> tuple[Engin
     run, job = membership.run, membership.job
 
     def make(model: Callable[[], nn.Module]) -> Engine:
-        with fitting_state(job, placement, own_device()):
+        with blame_state(job.artifact, placement):
             return Engine(model(), job.train, placement)
 
     return resume_training(

@@ -16,12 +16,11 @@ from ddm_ray import cli
 from ddm_ray.config import load_recipe
 from ddm_ray.data.sources.look import count_source_rows
 from ddm_ray.islands import plan as planning
-from ddm_ray.islands.needs import needs_of
+from ddm_ray.islands.needs import bytes_a_parameter, needs_of
 from ddm_ray.islands.plan import RunPlan
 from ddm_ray.placement import Island, TrainPlacement, Workers
 from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, experts_of, trained_of, wanted_of
 from ddm_ray.run.run import Run
-from ddm_ray.train.estimate import bytes_a_parameter
 from tests.conftest import ROOT
 from tests.random_run import make_data
 

@@ -42,7 +42,7 @@ def fail(attempt: Attempt, error: str, final: bool = False) -> None:
 
 def publish(attempt: Attempt, step: int) -> None:
     """A milestone."""
-    publish_weights(attempt, step, Identity({}), {"ema.safetensors": b"ema", "grid.png": b"png"})
+    publish_weights(attempt, step, Identity({}), {"ema.safetensors": b"ema"})
 
 
 def save(attempt: Attempt, step: int) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from ddm_ray.jobs.attempts import claimed
 from ddm_ray.jobs.copying import copy
 from ddm_ray.jobs.published import Weights
@@ -12,8 +10,6 @@ from ddm_ray.run.graph import expert, shard
 from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.run import Run
 from ddm_ray.train import worker
-from tests.random_run import make_data
-from tests.train.conftest import SHORT
 from tests.train.test_worker import train_until
 
 EXPERT = expert(1)
@@ -23,8 +19,7 @@ def report(share: float, key: str) -> None:
     """Nobody looks."""
 
 
-@pytest.mark.usefixtures("world_of_one")
-def test_trained_elsewhere_it_has_the_same_bits(tmp_path: Path, short_run: Run) -> None:
+def test_trained_elsewhere_it_has_the_same_bits(tmp_path: Path, quiet: Run, short_run: Run) -> None:
     """Though an attempt that began here has the same number."""
     away = str(tmp_path / "away/run")
     train_until(short_run, 5, EXPERT)
@@ -34,14 +29,10 @@ def test_trained_elsewhere_it_has_the_same_bits(tmp_path: Path, short_run: Run) 
     assert claimed(island.store, EXPERT) == claimed(short_run.store, EXPERT) == [1]
     copy(island, short_run.url, EXPERT, report)
 
-    control = make_data(str(tmp_path / "control"), settings=SHORT)
-    worker.train(control.url, EXPERT, TrainPlacement())
     names = ("ema.safetensors", "curve.safetensors", "model.json")
-    files = [
-        Weights.finished(run, EXPERT).read(run, dict.fromkeys(names, 2**30)) for run in (short_run, island, control)
-    ]
+    files = [Weights.finished(run, EXPERT).read(run, dict.fromkeys(names, 2**30)) for run in (short_run, island, quiet)]
     assert files[0] == files[1] == files[2]
-    assert short_run.require(EXPERT).identity == control.require(EXPERT).identity
+    assert short_run.require(EXPERT).identity == quiet.require(EXPERT).identity
     assert TrainedInfo.of(short_run.require(EXPERT)).step == 12
     worker.train(short_run.url, EXPERT, TrainPlacement())
     assert claimed(short_run.store, EXPERT) == [1], "it is finished here"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 from torch import nn
 
 from ddm_ray.config import TrainConfig
@@ -22,7 +21,6 @@ from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.adamw import AdamW
-from ddm_ray.train.deepspeed_setup import load_deepspeed
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.objectives import Batch, ExpertLoss
 from tests.counted_graphs import counted_graphs
@@ -301,9 +299,3 @@ def test_no_compiler_is_loaded_for_an_optimizer_that_is_not_ours() -> None:
     """It would take seconds of every start."""
     done = subprocess.run([sys.executable, "-c", NO_COMPILER], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "['deepspeed.runtime.zero.muon.original_muon']"
-
-
-def test_the_private_switch_is_still_there() -> None:
-    """Without this key DeepSpeed would compile a communicator for a minute in every worker."""
-    assert load_deepspeed().ops.__compatible_ops__["deepspeed_shm_comm"] is False
-    assert ShareMemCommBuilder.NAME == "deepspeed_shm_comm"

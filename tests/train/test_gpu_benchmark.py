@@ -38,8 +38,3 @@ def test_a_phase_that_fails_costs_itself_alone(
     assert any(line.startswith("| facts | torch | 2.") for line in lines)
     gpu.run("large", gpu.Asked("", "cpu", True, tmp_path), 1.0)
     assert lines_of(gpu, tmp_path)[-1] == "| facts | left out | no time is left  |  |  |"
-
-
-@pytest.mark.parametrize(("value", "holds"), [(0.5, "yes"), (1, "yes"), (1.5, "no"), ("RuntimeError: x", "no")])
-def test_a_target_holds_or_not(benchmark: Callable[[str], ModuleType], value: object, holds: str) -> None:
-    assert str(benchmark("gpu").Told("step", "waits", value, "", "<= 1")).endswith(f"| <= 1 | {holds} |")

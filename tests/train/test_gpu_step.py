@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ddm_ray.data.loading.loader import Loader
-from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.run.graph import ROUTER, STUDENT, Artifact, expert
 from ddm_ray.run.run import Run
 from ddm_ray.train.adamw import AdamW
@@ -44,7 +43,6 @@ def results_of(
     device: torch.device,
     gpu: PretendGPU | None,
     teachers: Teachers | None = None,
-    texts: StoredTexts | None = None,
 ) -> list[StepResult]:
     """What the job's steps come to: a loop as the worker's, without DeepSpeed. On `gpu` its waits are checked."""
     sync, known = StepSync(), list[StepResult]()
@@ -54,7 +52,7 @@ def results_of(
     for expert_network in teachers.experts if teachers else ():
         assert isinstance(expert_network, nn.Module)
         move(expert_network, device)
-    with closing(RankBatches(job, loader, 0, 1, MICRO_BATCH, teachers, texts)) as batches:
+    with closing(RankBatches(job, loader, 0, 1, MICRO_BATCH, teachers)) as batches:
         for step in range(STEPS):
             before = gpu.waits.copy() if gpu else None
             total = torch.zeros((), dtype=torch.float64, device=device)

@@ -94,13 +94,6 @@ def test_the_meter_counts_the_tokens_that_each_step_trains_on(tmp_path: Path) ->
     )
 
 
-def test_conditions_are_labels_or_texts(tmp_path: Path) -> None:
-    labels = train_job(make(tmp_path / "labels"), MONOLITH)
-    texts = train_job(make(tmp_path / "texts", recipe="laion256-k8"), MONOLITH)
-    assert (labels.null_label, labels.text_tokens) == (10, 0)
-    assert (texts.null_label, texts.text_tokens) == (None, 77)
-
-
 @pytest.mark.parametrize("artifact", [ROUTER, MONOLITH])
 def test_rows_of_given_shards_are_never_pooled(tmp_path: Path, artifact: Artifact) -> None:
     run = make(tmp_path / "run", ("partition.method=given",))

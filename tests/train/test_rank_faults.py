@@ -84,7 +84,7 @@ def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         (folder / fault.name).mkdir()
         count = "1000000" if request.config.getoption("--every-call") else str(NUM_CALLS)
         cut[fault] = Background("cut_short", str(folder / fault.name), fault.name, count)
-    ranks = Background("rank_faults", str(folder), json.dumps(CASES))
+    ranks = Background("ranks", str(folder), json.dumps(CASES))
     try:
         yield Worlds(folder, json.loads(ranks.finish()), cut)
     finally:

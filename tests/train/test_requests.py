@@ -1,12 +1,9 @@
 """What is asked of a real S3 server, counted on the wire: nothing is listed without need."""
 
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -91,20 +88,3 @@ def test_what_storage_will_not_delete_or_draw_is_waited_for_by_nobody(
     assert 1 <= sum(one.kind == "PUT" for one in met) <= 4, "likewise, of the curves"
     printed = capfd.readouterr().err
     assert printed.count("old states stay") == 1 and printed.count("warning: ") == 2
-
-
-def test_the_benchmark_counts_looks(
-    benchmark: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "claims.json"
-    sizes = ["--experts", "4", "--training", "2", "--finished", "1", "--islands", "1"]
-    monkeypatch.setattr(sys, "argv", ["storage_requests.py", "--measure", "look", *sizes, "--json", str(file)])
-    benchmark("storage_requests").main()
-    claims = json.loads(file.read_text())["claims"]
-    values = {claim["name"].removeprefix("4 experts, 2 train, 1 islands: "): claim for claim in claims}
-    assert values["a look that lists, LIST"]["value"] == 5
-    assert values["a look that lists, all else"]["value"] == values["a look in between"]["value"] == 2
-    assert values["a look at islands"]["value"] == 2
-    day = values["ddm watch each 15 s"]
-    assert day["value"] == pytest.approx(86400 * (6 * 5e-6 / 60 + 0.4e-6 / 60 + 2 * 0.4e-6 / 15), rel=0.01)
-    assert all(claim["holds"] is not False for claim in values.values())

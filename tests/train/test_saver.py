@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,7 +99,6 @@ def run_saver(
         writer,  # type: ignore[arg-type]
         SimpleNamespace(publish=published.append),  # type: ignore[arg-type]
         reporter,  # type: ignore[arg-type]
-        SimpleNamespace(memory=nullcontext),  # type: ignore[arg-type]
     )
     for done in range(1, steps + 1):
         reporter.meter.done = done

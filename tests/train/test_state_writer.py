@@ -12,7 +12,7 @@ from ddm_ray.jobs.attempts import Attempt, SavedState, saved_states
 from ddm_ray.run.manifest import Identity
 from ddm_ray.store.store import Store
 from ddm_ray.train.adamw import AdamW
-from ddm_ray.train.progress import TrainProgress
+from ddm_ray.train.state import TrainProgress
 from ddm_ray.train.state_writer import MAX_REFUSED_STATES, StateWriter
 from ddm_ray.train.step_sync import Agreed, Flags
 from ddm_ray.train.zero_shards import EMA, VALUE, Fragment

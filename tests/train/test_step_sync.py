@@ -1,14 +1,12 @@
 """The exchange of each step, between real ranks over gloo."""
 
 import json
-import math
 import subprocess
 import sys
 
-import pytest
 import torch
 
-from ddm_ray.train.step_sync import Agreed, Flags, StepResult, StepSync, reduce_flags
+from ddm_ray.train.step_sync import Agreed, Flags, StepResult, StepSync
 from tests.pretend_streams import pretended
 
 RANKS = """
@@ -34,11 +32,6 @@ def test_the_loss_is_the_mean_over_ranks_and_a_flag_is_raised_by_any() -> None:
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         [3.0, True, False, True, True, True, False, True]
     ] * 3
-
-
-def test_a_world_of_one_keeps_what_it_has(world_of_one: None) -> None:
-    flags = Flags(writing=True)
-    assert reduce_flags(0.1, flags) == (0.1, flags)
 
 
 def scalar(value: float, device: str) -> torch.Tensor:
@@ -69,12 +62,3 @@ def test_on_a_gpu_a_step_is_known_once_the_next_one_is_under_way(world_of_one: N
         last = Agreed((), flags)
         assert sync.finish(last) == Agreed((StepResult(2, 2.5, 2.0),), flags)
         assert sync.finish(last) == last
-
-
-def test_flags_of_several_sources_are_joined() -> None:
-    assert Flags(leaving=True) | Flags(checkpoint_due=True) == Flags(leaving=True, checkpoint_due=True)
-
-
-@pytest.mark.parametrize(("loss", "norm", "finite"), [(1.0, 2.0, True), (math.nan, 2.0, False), (1.0, math.inf, False)])
-def test_a_result_that_training_ends_by(loss: float, norm: float, finite: bool) -> None:
-    assert StepResult(0, loss, norm).finite is finite

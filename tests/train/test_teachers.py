@@ -1,8 +1,6 @@
 """The student's objective against exact experts, and its training: who taught, in which order, whatever happens."""
 
 import json
-import subprocess
-import sys
 import tempfile
 from itertools import count
 from pathlib import Path
@@ -31,7 +29,8 @@ from ddm_ray.train.teachers import Teachers, first_model, offloaded_teachers
 from tests.core.closed_forms import FiniteData, digits
 from tests.core.oracles import finite_points
 from tests.random_run import make_run
-from tests.train.test_worker import curve_of, difference, weights_of
+from tests.train.background import Background
+from tests.train.results import curve_of, difference, weights_of
 
 LINEAR = Flow()
 STUDENT_STEPS = (
@@ -153,7 +152,7 @@ def trained(path: Any, *settings: str, **placement: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def quiet(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def undisturbed(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run whose student was trained without an interruption, all teachers at hand."""
     return trained(tmp_path_factory.mktemp("student") / "run")
 
@@ -188,7 +187,7 @@ def test_experts_of_an_object_store_are_copied_once(tmp_path: Path, monkeypatch:
     assert not [*(tmp_path / "copies").rglob("ema.safetensors")]
 
 
-def test_a_student_goes_on_to_the_bit(quiet: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_goes_on_to_the_bit(undisturbed: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run, steps = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120), count(1)
     began: list[Run] = []
     monkeypatch.setattr(worker, "first_model", lambda *job: began.append(run) or first_model(*job))
@@ -196,13 +195,12 @@ def test_a_student_goes_on_to_the_bit(quiet: Run, tmp_path: Any, monkeypatch: py
         worker.train(run.url, STUDENT, TrainPlacement(), notice=lambda: next(steps) == 4)
     worker.train(run.url, STUDENT, TrainPlacement())
     assert began == [run], "what goes on from a state reads no weights to begin with"
-    assert difference(curve_of(quiet, STUDENT), curve_of(run, STUDENT)) == 0
-    assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) == 0
+    assert difference(curve_of(undisturbed, STUDENT), curve_of(run, STUDENT)) == 0
+    assert difference(weights_of(undisturbed, STUDENT), weights_of(run, STUDENT)) == 0
 
 
-@pytest.mark.parametrize("micro_batch", [None, 5])
 def test_two_teachers_at_a_time_teach_the_same(
-    quiet: Run, tmp_path: Any, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three, so that one is fetched again in each step; the next step begins with those that are there."""
     fetched, fetch = list[str](), teachers.parse_network
@@ -212,11 +210,16 @@ def test_two_teachers_at_a_time_teach_the_same(
         return fetch(described, tensors, where, spec)
 
     monkeypatch.setattr(teachers, "parse_network", counted)
-    run = trained(tmp_path / "run", teachers=2, micro_batch=micro_batch)
+    run = trained(tmp_path / "run", teachers=2, micro_batch=5)
     assert len(fetched) == 3 + 9, "three for the first of ten steps, then one each"
-    assert difference(weights_of(quiet, STUDENT), weights_of(run, STUDENT)) < 1e-5
+    assert difference(weights_of(undisturbed, STUDENT), weights_of(run, STUDENT)) < 1e-5
     untaught = first_model(run, train_job(run, STUDENT)).state_dict()
-    assert difference(weights_of(quiet, STUDENT), {name: untaught[name] for name in weights_of(quiet, STUDENT)}) > 1e-3
+    assert (
+        difference(
+            weights_of(undisturbed, STUDENT), {name: untaught[name] for name in weights_of(undisturbed, STUDENT)}
+        )
+        > 1e-3
+    )
 
 
 @pytest.mark.usefixtures("world_of_one")
@@ -226,9 +229,7 @@ def test_ranks_are_taught_as_one_is(tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone", ten)
     legs = [{"world": 2, "stop": 4, "teachers": 2}, {"world": 4, "teachers": 2, "micro_batch": 2}]
     cases = {"run": {"settings": [*STUDENT_STEPS, ten], "artifact": STUDENT, "legs": legs}}
-    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(tmp_path), json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    Background("ranks", str(tmp_path), json.dumps(cases)).finish()
     run = Run.open(str(tmp_path / "run"))
     assert claimed(run.store, STUDENT) == [1, 2]
     assert difference(curve_of(alone, STUDENT), curve_of(run, STUDENT)) < 1e-5
@@ -252,8 +253,8 @@ def test_a_score_is_weighed_as_an_experts_and_tokens_that_are_left_out_count_not
     assert torch.allclose(loss_B, torch.stack([part.square().mean() for part in right]))
 
 
-def test_teachers_are_part_of_what_a_student_is(quiet: Run, tmp_path: Any) -> None:
-    manifest = quiet.require(STUDENT)
+def test_teachers_are_part_of_what_a_student_is(undisturbed: Run, tmp_path: Any) -> None:
+    manifest = undisturbed.require(STUDENT)
     assert {"experts/000", "experts/001", "partition"} <= manifest.identity.inputs.keys()
     run = make_run(str(tmp_path / "run"), settings=STUDENT_STEPS, num_rows=120)
     run.store.delete(Artifact("experts/001"))
@@ -261,19 +262,19 @@ def test_teachers_are_part_of_what_a_student_is(quiet: Run, tmp_path: Any) -> No
         worker.train(run.url, STUDENT, TrainPlacement())
 
 
-def test_a_student_costs_what_its_teacher_adds(quiet: Run, tmp_path: Any) -> None:
+def test_a_student_costs_what_its_teacher_adds(undisturbed: Run, tmp_path: Any) -> None:
     from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 
-    job = train_job(quiet, STUDENT)
+    job = train_job(undisturbed, STUDENT)
     own, asked = training_flops_per_row(job.build(), (1, 8, 8)), forward_flops_per_row(job.build(), (1, 8, 8))
     assert job.training_flops(10) == 10 * 12 * (own + asked)
-    assert quiet.require(STUDENT).info["training_flops"] == job.training_flops(10)
+    assert undisturbed.require(STUDENT).info["training_flops"] == job.training_flops(10)
     guided = make_run(str(tmp_path / "run"), settings=(*STUDENT_STEPS, "student.guidance_scale=2.0"), num_rows=120)
     assert train_job(guided, STUDENT).training_flops(10) == 10 * 12 * (own + 2 * asked)
 
 
 @pytest.mark.parametrize("start", ["largest", "average"])
-def test_a_student_may_begin_as_experts_are(quiet: Run, tmp_path: Any, start: str) -> None:
+def test_a_student_may_begin_as_experts_are(undisturbed: Run, tmp_path: Any, start: str) -> None:
     run = make_run(str(tmp_path / "run"), settings=(*STUDENT_STEPS, f"student.start={start}"), num_rows=130)
     state = first_model(run, train_job(run, STUDENT)).state_dict()
     experts = [weights_of(run, artifact) for artifact in run.experts]

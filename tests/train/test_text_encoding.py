@@ -1,6 +1,5 @@
 """Rows that keep the ids of their texts' tokens: trainings and evaluations see what rows that keep features show."""
 
-import copy
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +16,7 @@ from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.text_encoding import StoredTexts
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
+from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import expert, shard
 from ddm_ray.run.manifest import NAME
@@ -30,7 +29,7 @@ from ddm_ray.train.worker import train
 from tests.pretend_streams import pretended
 from tests.sampling import tiny_components
 from tests.train.results import curve_of
-from tests.train.test_gpu_step import move, results_of
+from tests.train.test_gpu_step import move
 
 FP16 = 2.0**-10
 """Relative precision of the features that rows keep."""
@@ -148,35 +147,11 @@ def test_trial_steps_encode_as_a_training_does(
         assert ({*encoded} == {train_job(run, EXPERT).batch}) is (kind == "ids")
 
 
-def test_rows_are_smaller(runs: dict[str, Run]) -> None:
-    sizes = {kind: sum(file.bytes for file in run.require(shard(0)).files.values()) for kind, run in runs.items()}
-    assert sizes["ids"] < sizes["features"]
-    texts = {kind: run.config.data.text for kind, run in runs.items()}
-    ids, features = texts["ids"], texts["features"]
-    assert ids is not None and features is not None
-    assert (ids.token_bytes, ids.pooled_bytes) == (6 * 4, 6 * 4)
-    dim = tiny_components.TEXT_DIM
-    assert (features.token_bytes, features.pooled_bytes) == (6 * dim * 2, dim * 2)
-
-
 def on_meta(texts: StoredTexts) -> StoredTexts:
     for encoder in (texts.encoder, texts.encoder.pooled):
         assert encoder is not None
         move(encoder.model, torch.device("meta"))
     return replace(texts, null=texts.null.to("meta"))
-
-
-def test_a_step_on_ids_waits_for_the_step_before_alone(runs: dict[str, Run], world_of_one: None) -> None:
-    run, job = runs["ids"], train_job(runs["ids"], EXPERT)
-    with Loader(run, job.shards, job.train.seed, job.batch) as loader:
-        model, cpu = job.build(), torch.device("cpu")
-        plain = results_of(copy.deepcopy(model), job, loader, cpu, None, texts=texts_of(run))
-        texts = texts_of(run)
-        with pretended() as gpu:
-            ours = results_of(model, job, loader, torch.device("meta"), gpu, texts=on_meta(texts))
-            assert not gpu.races
-    assert [each.loss for each in ours] == [pytest.approx(each.loss, rel=1e-5) for each in plain]
-    assert len({each.loss for each in plain}) == len(plain) > 1
 
 
 def test_they_are_encoded_on_the_gpu_and_nobody_waits(runs: dict[str, Run]) -> None:
@@ -201,14 +176,6 @@ def test_a_training_whose_heldout_ids_are_unknown_measures_nothing(runs: dict[st
     texts.encoder.model.get_input_embeddings().num_embeddings = 1
     measuring, problem = HeldoutLoss.of(run, job, TrainPlacement(heldout_rows=8), 4, texts)
     assert measuring is None and "that the text encoder knows" in problem
-
-
-def test_evaluations_of_no_rows_need_no_encoder(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoredTexts, "of", None)
-    rows = load_rows(runs["ids"], [])
-    text = runs["ids"].config.data.text
-    assert rows.text is not None and text is not None
-    assert rows.text.tokens_BLE.shape == (0, text.tokens, text.dim) and len(rows) == 0
 
 
 def test_ids_of_an_unknown_encoder_are_refused(runs: dict[str, Run], tmp_path: Path) -> None:
@@ -257,8 +224,3 @@ def test_another_encoder_than_that_of_the_rows_is_refused_by_a_machines_first_ra
     finally:
         for name, data in kept.items():
             (folder / name).write_bytes(data)
-
-
-def test_only_two_things_are_kept() -> None:
-    with pytest.raises(ConfigError, match=r"data\.text\.stored"):
-        load_recipe("laion256-k8", ("data.text.stored=captions",))

@@ -1,54 +1,33 @@
 """The loop, on real DeepSpeed: resume, damage, rivals, world sizes, precision, cost."""
 
 import json
-import resource
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load
 
 from ddm_ray.config import load_recipe
-from ddm_ray.errors import CorruptArtifact, DriftError, Preempted, StorageError, TrainingError
-from ddm_ray.jobs.attempts import Attempt, claimed, saved_states
+from ddm_ray.errors import DriftError, Preempted, StorageError, TrainingError
+from ddm_ray.jobs.attempts import Attempt, claimed
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, shard
+from ddm_ray.run.graph import ROUTER, Artifact, shard
 from ddm_ray.run.info import ShardInfo
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
-from ddm_ray.store.store import Store
 from ddm_ray.train import worker
 from ddm_ray.train.resume import StateChoice
 from tests.conftest import wait_for
 from tests.infos import commit_written
 from tests.random_run import make_data
+from tests.train.background import Background
 from tests.train.conftest import SHORT
+from tests.train.results import curve_of, difference, weights_of
 
 EXPERT = Artifact("experts/001")
 STEPS = 12
-
-
-def weights_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
-    """The EMA weights that the job's manifest names."""
-    info = run.require(artifact).info
-    return load(run.read(artifact, f"{info['weights']}/ema.safetensors"))
-
-
-def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Largest absolute difference over all tensors."""
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
-def curve_of(run: Run, artifact: Artifact) -> dict[str, torch.Tensor]:
-    """Each step's loss and gradient norm."""
-    return load(run.read(artifact, f"{run.require(artifact).info['weights']}/curve.safetensors"))
 
 
 def same_run(a: Run, b: Run, artifact: Artifact = EXPERT) -> bool:
@@ -69,15 +48,6 @@ def states_of(run: Run, attempt: int) -> list[int]:
     """Steps of the states that an attempt left."""
     names = run.store.folders(f"{EXPERT}/attempts/{attempt:04d}/state")
     return [int(name.removeprefix("step-")) for name in names]
-
-
-@pytest.fixture(scope="module")
-def quiet(world_of_one: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The short run, its second expert and the router trained without an interruption."""
-    run = make_data(str(tmp_path_factory.mktemp("quiet") / "run"), settings=SHORT)
-    for artifact in (EXPERT, ROUTER):
-        worker.train(run.url, artifact, TrainPlacement())
-    return run
 
 
 def test_rows_changed_during_training_are_drift(world_of_one: None, short_run: Run) -> None:
@@ -237,60 +207,12 @@ def test_a_gradient_that_is_not_finite_publishes_nothing(
     assert note is not None and note["final"] and f"at step {step}" in note["error"]
 
 
-def test_training_goes_on_while_storage_refuses_and_ends_once_it_does_not(
-    quiet: Run, short_run: Run, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Files larger than 64 KiB are refused by the operating system: states are, claims and heartbeats aren't."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
-        with pytest.raises(StorageError, match="File too large"):
-            worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=4))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert "the state of step 4 isn't saved" in capfd.readouterr().err
-    assert all(isinstance(state, CorruptArtifact) for state in saved_states(short_run.store, EXPERT))
-    note = Attempt(short_run.store, EXPERT, 1).failure()
-    assert note is not None and note["final"], "somebody has to mend it"
-    worker.train(short_run.url, EXPERT, TrainPlacement())
-    assert same_run(quiet, short_run)
+def test_micro_batches_do_not_change_the_run(quiet: Run, short_run: Run) -> None:
+    worker.train(short_run.url, EXPERT, TrainPlacement(micro_batch=4))
+    assert difference(weights_of(quiet, EXPERT), weights_of(short_run, EXPERT)) < 1e-5
 
 
-def test_storage_that_deletes_nothing_keeps_old_states(
-    quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As a bucket does whose keeper gave no leave to delete."""
-
-    def refuse(store: Store, key: str) -> None:
-        raise StorageError(f"{store.url}/{key}: AccessDenied")
-
-    monkeypatch.setattr(Store, "delete_one", refuse)
-    worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=4, keep_states=1))
-    assert len(states_of(short_run, 1)) > 1
-    assert "warning: old states stay: " in capfd.readouterr().err
-    assert same_run(quiet, short_run)
-
-
-def test_micro_batches_do_not_change_the_run(world_of_one: None, short_run: Run, tmp_path: Path) -> None:
-    other = make_data(str(tmp_path / "micro"), settings=SHORT)
-    worker.train(short_run.url, EXPERT, TrainPlacement())
-    worker.train(other.url, EXPERT, TrainPlacement(micro_batch=4))
-    assert difference(weights_of(short_run, EXPERT), weights_of(other, EXPERT)) < 1e-5
-
-
-def test_experts_together_cost_what_the_monolith_costs(world_of_one: None, short_run: Run) -> None:
-    for artifact in (*short_run.experts, MONOLITH, ROUTER):
-        worker.train(short_run.url, artifact, TrainPlacement())
-    cost = {
-        artifact: short_run.require(artifact).info["training_flops"]
-        for artifact in (*short_run.experts, MONOLITH, ROUTER)
-    }
-    assert sum(cost[artifact] for artifact in short_run.experts) == cost[MONOLITH] > cost[ROUTER] > 0
-
-
-ZERO = [(stage, "fp32") for stage in range(4)] + [(stage, "bf16") for stage in range(1, 4)]
+ZERO = [*((stage, "fp32") for stage in range(4)), (1, "bf16"), (3, "bf16")]
 
 
 @pytest.fixture(scope="module")
@@ -306,9 +228,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     }
     cases["whole-bf16"] = {"settings": cases["1-bf16"]["settings"], "legs": [{"world": 1}]}
     folder = tmp_path_factory.mktemp("worlds")
-    command = [sys.executable, str(Path(__file__).parent / "ranks.py"), str(folder), json.dumps(cases)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    Background("ranks", str(folder), json.dumps(cases)).finish()
     return lambda name: Run.open(str(folder / name))
 
 

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from ddm_ray.errors import DDMError, GaveUp, StorageError
+from ddm_ray.errors import DDMError, GaveUp
 from ddm_ray.jobs.launches import FailureBudget, Launch
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.run import Run
@@ -60,7 +60,7 @@ class Driver:
         self._job, self._artifact = (address, run_url, launch, placement), launch.artifact
         self._budget = FailureBudget(run_url, launch, placement.max_failures)
         self._error: DDMError | None = None
-        self._over, self._tries = False, 0
+        self._over = False
         self._process, self._link = self._started()
 
     @property
@@ -73,8 +73,6 @@ class Driver:
         if self._over or self._process.is_alive():
             return self._over
         result = self._result()
-        if isinstance(result.error, StorageError) and result.error.passes and self._tries > 1:
-            result = TryResult(lost=str(result.error))  # storage was there, and will be
         if result.lost and self._budget.spend(result.lost):
             again = "the same command goes on from its last state"
             gave_up = GaveUp(f"{self._artifact} stopped: {result.lost}; {again}")
@@ -110,7 +108,6 @@ class Driver:
 
     def _started(self) -> tuple[ForkServerProcess, Connection]:
         """A process that trains, and the link on which it sends its TryResult. It ends when the link is closed."""
-        self._tries += 1
         link, own = _context.Pipe()
         process = _context.Process(target=_drive, args=(self._job, dict(os.environ), own), daemon=True)
         process.start()

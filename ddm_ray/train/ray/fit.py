@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from ddm_ray.cores import WAIT_ASLEEP
-from ddm_ray.errors import DDMError, GaveUp, OutOfMemory, Preempted, Stopped, StorageError, Superseded
+from ddm_ray.errors import DDMError, GaveUp, OutOfMemory, Overtaken, Preempted, Stopped, StorageError, Superseded
 from ddm_ray.jobs.attempts import Attempt, claimed
 from ddm_ray.jobs.launches import FailureBudget, Launch
 from ddm_ray.memory import KEEP_FREED_MEMORY
@@ -117,8 +117,8 @@ def _worker(config: dict[str, Any]) -> None:
     before = max(claimed(store, artifact), default=0)
     alone(placement.use_gpu)
     try:
-        train(store.url, artifact, placement, LeaveNotice(store, launch, placement), launch)
-    except Preempted:
+        train(store.url, artifact, placement, LeaveNotice(placement), launch)
+    except (Preempted, Overtaken):
         raise WorkerDrained(artifact) from None
     except OutOfMemory:
         raise

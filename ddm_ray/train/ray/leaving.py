@@ -7,17 +7,13 @@ import ray
 import ray.train
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from ddm_ray.jobs.attempts import Attempt, claimed
-from ddm_ray.jobs.launches import Launch
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.store.store import Store
 
 # Seconds between two questions of each rank to Ray: is a node about to go?
 NOTICE_SECONDS = 2.0
 # Seconds between two looks of rank 0 for room. It has to find room twice in a row, since Ray's elastic policy, which
 # then chooses the number of workers, looks at the nodes each 20 s.
 ROOM_SECONDS = 25.0
-MAX_DOUBLINGS = 6
 # Seconds that Ray may take to place one more worker where room seems to be.
 PLACING_SECONDS = 5.0
 
@@ -33,39 +29,25 @@ class LeaveNotice:
     agree. A thread asks Ray: `ray.train.get_preemption_info` waits until all ranks have called it.
     """
 
-    def __init__(self, store: Store, launch: Launch, placement: TrainPlacement):
+    def __init__(self, placement: TrainPlacement):
         self._asked, self._leave = placement.asked, threading.Event()
         context = ray.train.get_context()
-        size = context.get_world_size()
-        self._may_grow = context.get_world_rank() == 0 and size < placement.workers.max
-        # Ray may give the room to another job: each start with no more workers than before doubles the pause.
-        self._pause = ROOM_SECONDS * 2 ** starts_of_size(store, launch, size) if self._may_grow else 0.0
+        self._may_grow = context.get_world_rank() == 0 and context.get_world_size() < placement.workers.max
         threading.Thread(target=self._listen, daemon=True).start()
 
     def __call__(self) -> bool:
         return self._leave.is_set()
 
     def _listen(self) -> None:
-        looks, next_look = 0, time.monotonic() + self._pause
+        looks, next_look = 0, time.monotonic() + ROOM_SECONDS
         while ray.train.get_preemption_info() is None:
             if self._may_grow and time.monotonic() >= next_look:
                 looks = looks + 1 if has_room_for_one_more(self._asked) else 0
                 if looks == 2:
                     break
-                next_look = time.monotonic() + self._pause
+                next_look = time.monotonic() + ROOM_SECONDS
             time.sleep(NOTICE_SECONDS)
         self._leave.set()
-
-
-def starts_of_size(store: Store, launch: Launch, size: int) -> int:
-    """Number of the job's newest attempts that this launch began with so many workers, MAX_DOUBLINGS at most."""
-    count = 0
-    for number in sorted(claimed(store, launch.artifact), reverse=True)[:MAX_DOUBLINGS]:
-        claim = Attempt(store, launch.artifact, number).claim()
-        if (claim.get("launch"), claim.get("world_size")) != (launch.id, size):
-            break
-        count += 1
-    return count
 
 
 def has_room_for_one_more(asked: dict[str, float]) -> bool:

@@ -53,7 +53,7 @@ class Site:
     def __post_init__(self) -> None:
         (self.folder / "islands.yaml").write_text(ISLANDS)
         (self.folder / "quiet").mkdir()
-        self.quiet = self.begin("rank_faults", str(self.folder / "quiet"), json.dumps(QUIET))
+        self.quiet = self.begin("ranks", str(self.folder / "quiet"), json.dumps(QUIET))
 
     def begin(self, module: str, *arguments: str) -> Background:
         """Begin something beside, which ends with the site at the latest."""

@@ -83,7 +83,7 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
     leaving.kill()
     case = {"quiet": {"settings": ENDLESS, "legs": [{"world": 1, "seconds": 10**6, "checkpoint_steps": 100}]}}
     (site.folder / "elastic-quiet").mkdir()
-    quiet = site.begin("rank_faults", str(site.folder / "elastic-quiet"), json.dumps(case))
+    quiet = site.begin("ranks", str(site.folder / "elastic-quiet"), json.dumps(case))
     mine = curve_so_far(training.run, training.artifact)
     url = site.folder / "elastic-quiet/quiet"
     wait_for((url / "experts").exists, 200)

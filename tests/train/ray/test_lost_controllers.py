@@ -14,8 +14,8 @@ from ddm_ray.jobs.attempts import claimed
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
-from ddm_ray.train.ray.launch import train_all
 from ddm_ray.train.ray.leaving import has_room_for_one_more
+from ddm_ray.train.ray.train_all import train_all
 from tests.conftest import wait_for
 from tests.processes import command
 from tests.random_run import make_data

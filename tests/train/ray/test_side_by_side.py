@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from ray.util import placement_group, remove_placement_group
 
 from ddm_ray.cli import main
-from ddm_ray.cli.train import crowding
 from ddm_ray.errors import GaveUp, MissingArtifact, TrainingError
 from ddm_ray.jobs.attempts import claim, claimed
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
@@ -17,9 +16,9 @@ from ddm_ray.jobs.status import Status
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, expert
 from ddm_ray.run.run import Run
-from ddm_ray.train.ray import launch
-from ddm_ray.train.ray.launch import TrainingsFailed, train_all
+from ddm_ray.train.ray import train_all as launching
 from ddm_ray.train.ray.room import has_room
+from ddm_ray.train.ray.train_all import TrainingsFailed, train_all
 from tests.jobs.attempts import beat
 from tests.random_run import make_run
 
@@ -72,11 +71,11 @@ def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
 ) -> None:
     """However long its worker takes to begin."""
     run, placement = make_run(str(tmp_path / "run"), num_rows=60), TrainPlacement(resources_per_worker={"CPU": 1.25})
-    monkeypatch.setattr(launch, "ROOM_SECONDS", -1.0)
+    monkeypatch.setattr(launching, "WARN_SECONDS", -1.0)
     files = list_jobs(run.store, [expert(1)])
 
     def warning() -> str:
-        job = launch._Job(run, Launch(expert(1)), placement, files[expert(1)], noted=True)
+        job = launching._Job(run, Launch(expert(1)), placement, files[expert(1)], noted=True)
         job._began = 0.0
         job.warn_if_it_waits({expert(1): JobFiles(expert(1), {})})
         return capsys.readouterr().err
@@ -134,8 +133,3 @@ def test_several_failures_pass_if_each_does() -> None:
     )
     both = TrainingsFailed({ROUTER: MissingArtifact("none"), MONOLITH: final}, 4)
     assert str(both) == "2 of 4 trainings failed: router, monolith"
-
-
-def test_a_machine_is_crowded_where_cores_are_too_few() -> None:
-    assert crowding(0, 8, 4) is None and crowding(1, 1, 2) is None and crowding(2, 0, 2) is None
-    assert crowding(2, 1, 2) == "other commands of yours keep 2 of this machine's 2 cores busy, and this one 1 more"

@@ -23,7 +23,7 @@ from ddm_ray.train.ray.driver import Driver
 from ddm_ray.train.ray.room import amounts, has_places, has_room, lack, room
 
 # Seconds after which a job without a worker is reported as waiting for room; a start takes less.
-ROOM_SECONDS = 45.0
+WARN_SECONDS = 45.0
 
 
 class TrainingsFailed(TrainingError):
@@ -210,11 +210,11 @@ class _Job:
         return bool(self._reader.attempts(files[self.artifact]))
 
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
-        """Warn once, after ROOM_SECONDS without a worker or a place for it, with the resources asked for and free.
+        """Warn once, after WARN_SECONDS without a worker or a place for it, with the resources asked for and free.
 
         A worker that has its place isn't warned of: on a small machine its imports may take as long.
         """
-        if self._began is None or time.monotonic() - self._began < ROOM_SECONDS:
+        if self._began is None or time.monotonic() - self._began < WARN_SECONDS:
             return
         self._began = None
         if not self.has_begun(files) and not has_places(self.placement):
