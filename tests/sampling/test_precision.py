@@ -48,7 +48,7 @@ def off(actual: Tensor, right: Tensor) -> float:
 @pytest.mark.parametrize("exported", [False, True])
 def test_images_of_bf16_are_near_those_of_fp32(run: Run, folder: Path, exported: bool, offload: str) -> None:
     load: Callable[..., DDMPipeline] = DDMPipeline.from_pretrained if exported else DDMPipeline.from_run
-    pipeline = load(folder if exported else run, offload=offload, precision="bf16")
+    pipeline = load(folder if exported else run, offload=offload, dtype="bf16")
     assert 0 < off(images(pipeline), images(DDMPipeline.from_run(run))) < 0.02
     if offload is None:
         dtypes = {tensor.dtype for network in pipeline.models.experts for tensor in network.state_dict().values()}
@@ -58,7 +58,7 @@ def test_images_of_bf16_are_near_those_of_fp32(run: Run, folder: Path, exported:
 def test_another_precision_is_told(run: Run, folder: Path) -> None:
     for load, where in ((DDMPipeline.from_run, run), (DDMPipeline.from_pretrained, folder)):
         with pytest.raises(SamplingError, match=r"unknown precision 'fp8': use one of fp32 \(torch\.float32\), bf16"):
-            load(where, precision="fp8")
+            load(where, dtype="fp8")
 
 
 @pytest.mark.parametrize("kind", [CLASSES, TEXT], ids=["labels", "texts"])
