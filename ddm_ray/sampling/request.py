@@ -134,7 +134,7 @@ class RouterCall:
     condition: Condition
 
 
-Call = ExpertCall | RouterCall
+NetworkCall = ExpertCall | RouterCall
 
 
 @dataclass(frozen=True)

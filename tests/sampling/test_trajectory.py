@@ -9,7 +9,7 @@ from ddm_ray.models.router import Router
 from ddm_ray.sampling.driver import sample
 from ddm_ray.sampling.noise import initial_noise, routing_uniforms
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, RouterCall, SampleRequest
-from ddm_ray.sampling.trajectory import advance, needs, start
+from ddm_ray.sampling.trajectory import advance, next_calls, start
 from tests.core import closed_forms, strategy_oracles
 
 INFO = MixtureInfo.from_counts(
@@ -112,7 +112,7 @@ def walk(sample_request: SampleRequest, info: MixtureInfo = INFO) -> list[list[E
     state, batches = start(sample_request, info), []
     logits_K = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     while not state.done_B.any():
-        batches.append(calls := needs(state))
+        batches.append(calls := next_calls(state))
         answers = [
             torch.ones_like(c.x_BCHW) if isinstance(c, ExpertCall) else logits_K.expand(len(c.x_BCHW), 4) for c in calls
         ]
