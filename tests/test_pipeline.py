@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from ddm_ray.config import load_recipe
-from ddm_ray.core.condition import Text
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import CorruptArtifact, MissingArtifact, RunError, SamplingError
 from ddm_ray.jobs.attempts import claim
@@ -28,7 +27,6 @@ from tests.random_run import make_run
 from tests.sampling import tiny_components
 
 LABELS = ["3", 1, None, "9", 0, "3"]
-TEXT = Text(torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool))
 
 
 @pytest.fixture(scope="module")

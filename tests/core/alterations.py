@@ -14,10 +14,9 @@ from ddm_ray.sampling import batches, choice, noise, state
 from ddm_ray.sampling import plan as plans
 from tests.core import closed_forms
 
-POSTERIOR, MIX, PLACE, GROUPS, TIMES, PARSE, NOISE, UNIFORMS, JOIN = (
+POSTERIOR, MIX, GROUPS, TIMES, PARSE, NOISE, UNIFORMS, JOIN = (
     mixture.posterior,
     mixture.mix,
-    mixture.place,
     mixture.group_rows,
     state.Turn.t_B.func,
     routing.parse_strategy,
