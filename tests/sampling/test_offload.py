@@ -90,16 +90,6 @@ def test_full_begins_with_those_that_are_there() -> None:
     assert experts.num_fetched == len(shelf.fetched) == 5 + 5 * 3
 
 
-def test_with_room_for_all_nothing_is_fetched_twice() -> None:
-    shelf = Shelf()
-    for strategy in ("full", "top-1", "once"):
-        experts = offloaded(shelf, resident=5)
-        shelf.fetched.clear()
-        for _ in range(2):
-            Models(SYSTEM.info(), experts, SYSTEM.router).sample(WANTED.changed(strategy=strategy))
-        assert len(shelf.fetched) == len(set(shelf.fetched))
-
-
 def test_an_expert_that_is_not_there_is_none() -> None:
     shelf = Shelf()
     experts = OffloadedToDisk(shelf, [True, False, True, True, True])
@@ -185,8 +175,3 @@ def test_experts_are_loaded_where_they_wait_and_gaps_stay(offload: str | None) -
     assert (
         loaded == {None: [(0, "meta"), (2, "meta")], "host": [(0, "cpu"), (2, "cpu")], "disk": [(2, "meta")]}[offload]
     )
-
-
-def test_an_unknown_way_to_offload_is_refused() -> None:
-    with pytest.raises(SamplingError, match="unknown offload 'cloud': use disk, host or None"):
-        resident_experts(torch.nn.Linear, [True], "cloud", "cpu")
