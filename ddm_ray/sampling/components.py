@@ -122,7 +122,7 @@ def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffi
     model, tokenizer = f"text_encoder{suffix}", f"tokenizer{suffix}"
     model_class = _foreign_class(root, model, kinds, MODELS.values())
     tokenizer_class = _foreign_class(root, tokenizer, kinds, third_party.TOKENIZERS)
-    encoder = TextEncoder.from_components(
+    encoder = TextEncoder(
         third_party.load_pretrained(tokenizer_class, str(root / tokenizer), "tokenizer"),
         third_party.load_pretrained_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
         tokens,

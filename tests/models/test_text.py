@@ -56,12 +56,12 @@ def t5_model() -> T5EncoderModel:
 
 @pytest.fixture(scope="module")
 def clip(clip_model: CLIPTextModel) -> TextEncoder:
-    return TextEncoder.from_components(tokenizer(begins=True), clip_model, 8)
+    return TextEncoder(tokenizer(begins=True), clip_model, 8)
 
 
 @pytest.fixture(scope="module")
 def t5(t5_model: T5EncoderModel) -> TextEncoder:
-    return TextEncoder.from_components(tokenizer(begins=False), t5_model, 12)
+    return TextEncoder(tokenizer(begins=False), t5_model, 12)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_t5_gives_tokens_and_no_pooled_vector(t5: TextEncoder, t5_model: T5Encod
 
 
 def test_another_encoder_may_give_the_pooled_vector(clip: TextEncoder, t5_model: T5EncoderModel) -> None:
-    both = TextEncoder.from_components(tokenizer(begins=False), t5_model, 12, pooled=clip)
+    both = TextEncoder(tokenizer(begins=False), t5_model, 12, pooled=clip)
     text, pooled_BP = both.encode(PROMPTS), clip.encode(PROMPTS).pooled_BP
     assert text.tokens_BLE.shape == (3, 12, 24)
     assert text.pooled_BP is not None
@@ -142,7 +142,7 @@ def test_the_encoders_of_a_run(folders: tuple[str, str], clip_model: CLIPTextMod
     clip_folder, t5_folder = folders
     config = TextConfig(encoder=t5_folder, tokens=12, dim=24, pooled_encoder=clip_folder, pooled_dim=16)
     text = TextEncoder.from_config(config).to("cpu").encode(PROMPTS)
-    pooled_encoder = TextEncoder.from_components(tokenizer(begins=True), clip_model, 10)
+    pooled_encoder = TextEncoder(tokenizer(begins=True), clip_model, 10)
     assert_same(
         text, Text(t5.encode(PROMPTS).tokens_BLE, t5.encode(PROMPTS).mask_BL, pooled_encoder.encode(PROMPTS).pooled_BP)
     )
