@@ -20,20 +20,11 @@ DIFFUSERS = "train.mask_ratio is 0.5, but FluxTransformer2DModel takes all token
     ("settings", "message"),
     [
         ("schedule=step", "schedule: Input should be 'constant', 'cosine', 'linear' or 'inverse-sqrt', got 'step'"),
-        ("final_learning_rate=-1", "final_learning_rate: Input should be greater than or equal to 0, got -1"),
         ("final_learning_rate=1e-5", "final_learning_rate 1e-05 is never reached by schedule constant; leave it out"),
-        (
-            "schedule=inverse-sqrt final_learning_rate=1e-5",
-            "final_learning_rate 1e-05 is never reached by schedule inv",
-        ),
         ("schedule=cosine final_learning_rate=2e-3", "final_learning_rate 0.002 is above learning_rate 0.001, and no"),
         ("schedule=linear warmup_steps=300", "warmup_steps 300 leaves none of steps 300 for schedule linear to fall"),
-        ("schedule=cosine steps=1", "warmup_steps 0 leaves none of steps 1 for schedule cosine to fall"),
-        ("mask_ratio=1", "mask_ratio: Input should be less than 1, got 1"),
-        ("mask_ratio=-0.5", "mask_ratio: Input should be greater than or equal to 0"),
         ("unmasked_steps=5", "unmasked_steps 5 is for training with a mask_ratio; leave it out"),
         ("mask_ratio=0.5 unmasked_steps=300", "unmasked_steps 300 leaves none of steps 300 to mask; lower it"),
-        ("mask_ratio=0.5 unmasked_steps=-1", "unmasked_steps: Input should be greater than or equal to 0, got -1"),
     ],
 )
 def test_a_training_that_does_not_fit_is_told(settings: str, message: str) -> None:
@@ -55,11 +46,6 @@ def test_only_a_dit_is_trained_on_some_tokens(recipe: str, job: str, message: st
         load_recipe(recipe, (f"{job}.train.mask_ratio=0.5",))
     assert str(failure.value) == f"recipe {recipe} with {job}.train.mask_ratio=0.5: {message}"
     assert load_recipe("imagenet256-k8", ("expert.train.mask_ratio=0.5",)).expert.train.mask_ratio == 0.5
-
-
-def test_a_training_is_constant_and_whole_unless_told_otherwise() -> None:
-    plain = TrainConfig(**STEPS)
-    assert (plain.schedule, plain.final_learning_rate, plain.mask_ratio, plain.unmasked_steps) == ("constant", 0, 0, 0)
 
 
 @given(
