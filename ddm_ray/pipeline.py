@@ -4,7 +4,7 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, get_args, overload
 
@@ -22,7 +22,7 @@ from ddm_ray.models.text import TextEncoder
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import arguments, pretrained, relocation
 from ddm_ray.sampling.batches import joined
-from ddm_ray.sampling.call import Label, Prompt, call_of, label_of
+from ddm_ray.sampling.call import Label, Prompt, call_of
 from ddm_ray.sampling.components import Components
 from ddm_ray.sampling.devices import choose_device
 from ddm_ray.sampling.offload import Offload
@@ -200,7 +200,6 @@ class DDMPipeline:
         batch_size: int = 256,
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = TENSORS,
-        progress: Callable[[float, str], None] | None = None,
         **settings: Any,
     ) -> DDMOutput | tuple[Images]:
         """Sample images of `prompt` (texts, or names of classes) or of `class_labels` (names or numbers).
@@ -217,7 +216,7 @@ class DDMPipeline:
         `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` is called after each step of each batch, with t
         in [0, 1] and the images on the models' device. If it returns a dict with latents, these replace the images.
         It may set `_interrupt`: then unfinished images are returned as they are, and images not yet begun as noise.
-        `progress` is called with the finished share and a note. If `return_dict` is False, the result is a tuple of
+        If `return_dict` is False, the result is a tuple of
         the images. Raises SamplingError for invalid arguments.
         """
         self._require_output(output_type)
@@ -251,8 +250,6 @@ class DDMPipeline:
                     result = replace(result, images_BCHW=self._decoded(result.images_BCHW))
                 results.append(result)
                 order += rows
-                if progress:
-                    progress(len(order) / num_images, f"{len(order)} of {num_images} images")
         result = joined(results, torch.tensor(order).argsort())
         images = images_as(output_type, result.images_BCHW)
         if not return_dict:
@@ -267,10 +264,6 @@ class DDMPipeline:
             result.num_router_rows,
             latent=output_type == "latent",
         )
-
-    def label(self, label: Label) -> int:
-        """The number of a class that is given by name or number; None is the null condition."""
-        return label_of(self.components, label)
 
     def _require_output(self, output_type: str) -> None:
         if output_type not in ("pil", "pt", "np", "latent"):

@@ -99,12 +99,6 @@ def test_random_seeds_are_told_and_reproduce(pipeline: DDMPipeline) -> None:
     torch.testing.assert_close(pixels(pipeline, ["1", "1"], seeds=first.seeds), first.images)
 
 
-def test_progress_counts_images(pipeline: DDMPipeline) -> None:
-    notes: list[tuple[float, str]] = []
-    pipeline(class_labels=[1] * 5, seeds=0, batch_size=2, progress=lambda share, note: notes.append((share, note)))
-    assert notes == [(0.4, "2 of 5 images"), (0.8, "4 of 5 images"), (1.0, "5 of 5 images")]
-
-
 def test_the_monolith_is_one_model_without_router(pipeline: DDMPipeline, monolith: DDMPipeline) -> None:
     output = monolith(class_labels=LABELS, seeds=3, output_type="pt")
     assert not output.experts_SB.any()
