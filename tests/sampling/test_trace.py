@@ -70,6 +70,14 @@ def test_time_runs_from_noise_left_to_data_right_as_the_steps_did(tmp_path: Path
     assert share == pytest.approx(1 - float(time_grid(times, 4)[1]), abs=0.01)
 
 
+def test_weights_are_heights(tmp_path: Path) -> None:
+    output(torch.tensor([0.75, 0.25, 0.0]).expand(4, 1, 3)).plot_routing(tmp_path / "picture.png")
+    image = pixels(tmp_path / "picture.png")
+    column = image[:, image.shape[1] // 2]
+    heavy, light = (colored(column[None], expert)[0].sum() for expert in (0, 1))
+    assert heavy / (heavy + light) == pytest.approx(0.75, abs=0.02)
+
+
 def test_the_image_stands_beside_its_strip(tmp_path: Path) -> None:
     red = torch.zeros(1, 3, 8, 8)
     red[:, 0] = 1
