@@ -36,7 +36,7 @@ from ddm_ray.sampling.run_models import (
     row_networks,
     sampling_settings,
 )
-from ddm_ray.sampling.steps import TENSORS, StepCallback, StepEnds, tensor_inputs
+from ddm_ray.sampling.step_callbacks import TENSORS, StepCallback, StepEnds, tensor_inputs
 
 MAX_DECODED = 8
 """Number of latents that an autoencoder decodes at once. It takes far more memory than the latents."""

@@ -7,8 +7,8 @@ import torch
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.serialization import pack, unpack
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import advance, next_calls, start, turned
 from tests.core import closed_forms, oracles

@@ -15,8 +15,8 @@ from ddm_ray.core.condition import Text
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.packing import pack, pack_call, unpack, unpack_call
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.serialization import pack, pack_call, unpack, unpack_call
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import advance, next_calls, start, turned
 from tests.core import closed_forms

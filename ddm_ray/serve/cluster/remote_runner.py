@@ -15,8 +15,8 @@ from torch import Tensor
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.packing import pack, pack_call, unpack, unpack_velocity
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, NetworkCall
+from ddm_ray.sampling.serialization import pack, pack_call, unpack, unpack_velocity
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.cluster.replicas import Replicas, is_lacking, is_starting
 from ddm_ray.serve.cluster.velocities import VelocityClient

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.sampling.buckets import Buckets, bucket_sizes
-from ddm_ray.sampling.graphs import WARM_UPS, Graphs
+from ddm_ray.sampling.cuda_graphs import WARM_UPS, Graphs
 from tests.models.test_text_condition import CLASSES, NETWORKS, TEXT, perturbed
 from tests.pretend_graphs import PretendCUDA
 from tests.sampling.test_buckets import FIELDS, MOST, POOLED, call
