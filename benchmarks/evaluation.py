@@ -40,7 +40,6 @@ from ddm_ray.evaluate.samples import (  # noqa: E402
 from ddm_ray.run.chunk_records import recorded_keys  # noqa: E402
 from ddm_ray.run.graph import evaluation  # noqa: E402
 from ddm_ray.run.run import Run  # noqa: E402
-from ddm_ray.sampling.batches import split_request  # noqa: E402
 from tests.random_run import make_run  # noqa: E402
 
 MEASURES = ("memory", "rows", "loop")
@@ -131,8 +130,8 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
     request = request_of(run.config, prompts_of(run), labels).changed(strategy="once")
 
     def loop() -> None:
-        for batch in split_request(request, BATCH):
-            once.models.sample(batch)
+        for first in range(0, args.looped, BATCH):
+            once.models.sample(request.rows(slice(first, first + BATCH)))
 
     def stage() -> None:
         run.store.delete(artifact)

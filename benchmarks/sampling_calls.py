@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.sampling.buckets import Buckets, bucket_sizes
+from ddm_ray.sampling.cuda_graphs import Graphs
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.graphs import Graphs
 from ddm_ray.sampling.run_models import dtype_of
 from ddm_ray.serve.engine.computing import in_buckets
 

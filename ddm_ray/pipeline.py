@@ -4,7 +4,7 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, get_args, overload
 
@@ -20,11 +20,10 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.run.run import Run
-from ddm_ray.sampling import arguments, foreign, pretrained, relocation
+from ddm_ray.sampling import arguments, pretrained, relocation
 from ddm_ray.sampling.batches import joined
-from ddm_ray.sampling.call import Label, Prompt, call_of, label_of
+from ddm_ray.sampling.call import Label, Prompt, call_of
 from ddm_ray.sampling.components import Components
-from ddm_ray.sampling.description import described
 from ddm_ray.sampling.devices import choose_device
 from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, Images, OutputType, images_as
@@ -37,7 +36,7 @@ from ddm_ray.sampling.run_models import (
     row_networks,
     sampling_settings,
 )
-from ddm_ray.sampling.steps import TENSORS, StepCallback, StepEnds, tensor_inputs
+from ddm_ray.sampling.step_callbacks import TENSORS, StepCallback, StepEnds, tensor_inputs
 
 MAX_DECODED = 8
 """Number of latents that an autoencoder decodes at once. It takes far more memory than the latents."""
@@ -98,23 +97,20 @@ class DDMPipeline:
         device: str | torch.device = "cpu",
         model: ModelKind = "mixture",
         offload: Offload | None = None,
-        precision: SamplingPrecision | None = None,
-        *,
         dtype: SamplingPrecision | None = None,
-        torch_dtype: SamplingPrecision | None = None,
     ) -> Self:
         """Load a run's finished models and verify every byte. The router is left out if it isn't finished yet.
 
-        `offload` keeps two experts on the device, and the others in files ("disk") or in host memory ("host").
-        `dtype` (also `torch_dtype` or `precision`, its former names) is that of the networks and the text encoder:
-        torch.float32, bfloat16 or float16, or "fp32", "bf16", "fp16". The default is bf16 on a GPU that supports it,
-        else float32. Images and the autoencoder stay in float32. Raises RunError, MissingArtifact, CorruptArtifact,
-        and ConfigError for a text encoder or autoencoder that can't be found.
+        `offload` keeps two experts on the device, and the others in files ("disk") or in host memory ("host"). `dtype`
+        is that of the networks and the text encoder: torch.float32, bfloat16 or float16, or "fp32", "bf16", "fp16". The
+        default is bf16 on a GPU that supports it, else float32. Images and the autoencoder stay in float32. Raises
+        RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder that can't be
+        found.
         """
         if model not in get_args(ModelKind):
             raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
         place = choose_device(device)
-        weights = _one_dtype(place, dtype, torch_dtype, precision)
+        weights = _dtype(place, dtype)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
         data, models = run.config.data, load_models(run, model, place, offload, weights)
         known, encoder, latents = row_networks(run), None, None
@@ -133,22 +129,14 @@ class DDMPipeline:
         folder: str | os.PathLike[str],
         device: str | torch.device = "cpu",
         offload: Offload | None = None,
-        *,
         dtype: SamplingPrecision | None = None,
-        torch_dtype: SamplingPrecision | None = None,
-        precision: SamplingPrecision | None = None,
-        **others: Any,
     ) -> Self:
-        """Load a folder that `save_pretrained` wrote. `dtype`: see `from_run`.
+        """Load a folder that `save_pretrained` wrote. `offload`, `dtype`: see `from_run`.
 
-        Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights, and SamplingError for arguments of
-        diffusers that have no meaning here.
+        Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights.
         """
-        foreign.refuse_arguments(others, foreign.LOADING)
-        if others:
-            raise SamplingError(f"from_pretrained takes no {next(iter(others))!r:.60}: leave it out")
         place = choose_device(device)
-        weights = _one_dtype(place, dtype, torch_dtype, precision)
+        weights = _dtype(place, dtype)
         components = pretrained.load_components(folder, place, offload, weights)
         return cls(
             components.models,
@@ -176,20 +164,6 @@ class DDMPipeline:
         )
         return self
 
-    def enable_model_cpu_offload(self, gpu_id: int | None = None, device: Any = None) -> None:
-        """Keep experts in host memory, and two of them at a time on the device, by default a GPU.
-
-        The call needs twice the experts' memory for a moment; `from_run(..., offload="host")` needs it once.
-        """
-        if device is None and not torch.cuda.is_available():
-            raise SamplingError(
-                "enable_model_cpu_offload needs a GPU, and none is there: leave it out, or name a device"
-            )
-        place = choose_device("cuda" if device is None else device)
-        if gpu_id is not None and place != "cpu":
-            place = choose_device(f"{place.partition(':')[0]}:{gpu_id}")
-        self.components = relocation.offloaded(self.components, place)
-
     def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:
         """A tqdm bar with the settings of `set_progress_bar_config`. By default it shows only on a terminal."""
         return tqdm(iterable, total=total, **{"disable": None, **self._progress_bar_config})
@@ -199,11 +173,9 @@ class DDMPipeline:
         self._progress_bar_config = config
 
     def __repr__(self) -> str:
-        return described(self.components)
-
-    def __getattr__(self, name: str) -> Any:
-        remedy = foreign.ATTRIBUTES.get(name)
-        raise AttributeError(f"DDMPipeline has no {name}" + (f": {remedy}" if remedy else ""), name=name, obj=self)
+        info, router = self.models.info, "no router" if self.models.router is None else "a router"
+        shape = " x ".join(map(str, info.image_shape))
+        return f"DDMPipeline({info.num_experts} experts, {router}, images of {shape}, {self.dtype} on {self.device})"
 
     @overload
     def __call__(self, prompt: Any = None, *, return_dict: Literal[True] = True, **others: Any) -> DDMOutput: ...
@@ -228,7 +200,6 @@ class DDMPipeline:
         batch_size: int = 256,
         callback_on_step_end: StepCallback | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] = TENSORS,
-        progress: Callable[[float, str], None] | None = None,
         **settings: Any,
     ) -> DDMOutput | tuple[Images]:
         """Sample images of `prompt` (texts, or names of classes) or of `class_labels` (names or numbers).
@@ -245,10 +216,9 @@ class DDMPipeline:
         `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` is called after each step of each batch, with t
         in [0, 1] and the images on the models' device. If it returns a dict with latents, these replace the images.
         It may set `_interrupt`: then unfinished images are returned as they are, and images not yet begun as noise.
-        `progress` is called with the finished share and a note. If `return_dict` is False, the result is a tuple of
+        If `return_dict` is False, the result is a tuple of
         the images. Raises SamplingError for invalid arguments.
         """
-        foreign.refuse_arguments(settings, foreign.ARGUMENTS)
         self._require_output(output_type)
         batch_size = arguments.count("batch_size", batch_size)
         names = tensor_inputs(callback_on_step_end, callback_on_step_end_tensor_inputs)
@@ -280,8 +250,6 @@ class DDMPipeline:
                     result = replace(result, images_BCHW=self._decoded(result.images_BCHW))
                 results.append(result)
                 order += rows
-                if progress:
-                    progress(len(order) / num_images, f"{len(order)} of {num_images} images")
         result = joined(results, torch.tensor(order).argsort())
         images = images_as(output_type, result.images_BCHW)
         if not return_dict:
@@ -296,10 +264,6 @@ class DDMPipeline:
             result.num_router_rows,
             latent=output_type == "latent",
         )
-
-    def label(self, label: Label) -> int:
-        """The number of a class that is given by name or number; None is the null condition."""
-        return label_of(self.components, label)
 
     def _require_output(self, output_type: str) -> None:
         if output_type not in ("pil", "pt", "np", "latent"):
@@ -318,8 +282,5 @@ class DDMPipeline:
         return torch.cat([latents.decode(latents_BCHW).cpu() for latents_BCHW in few])
 
 
-def _one_dtype(device: str, *given: SamplingPrecision | None) -> torch.dtype:
-    named = [dtype for dtype in given if dtype is not None]
-    if len(named) > 1:
-        raise SamplingError("dtype, torch_dtype and precision are one thing: give one of them")
-    return dtype_of(named[0]) if named else frozen_dtype(device)
+def _dtype(device: str, given: SamplingPrecision | None) -> torch.dtype:
+    return frozen_dtype(device) if given is None else dtype_of(given)

@@ -11,24 +11,21 @@ import torch
 from PIL import Image
 
 from ddm_ray.config import load_recipe
-from ddm_ray.core.condition import Text
 from ddm_ray.core.times import time_grid
 from ddm_ray.errors import CorruptArtifact, MissingArtifact, RunError, SamplingError
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.models import weights
-from ddm_ray.models.dit import DiT
 from ddm_ray.models.spec import denoiser_spec
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import MONOLITH, Artifact
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.run_models import Models, load_trained, mixture_info, monolith_info
+from ddm_ray.sampling.run_models import load_trained, mixture_info, monolith_info
 from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
 LABELS = ["3", 1, None, "9", 0, "3"]
-TEXT = Text(torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool))
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +47,15 @@ def pixels(pipeline: DDMPipeline, labels, **kwargs) -> torch.Tensor:
     return pipeline(class_labels=labels, output_type="pt", **kwargs).images
 
 
-@pytest.mark.parametrize("strategy", ["once", "full", "top-1"])
-@pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
-def test_an_image_depends_on_its_seed_and_not_on_its_batch(
-    pipeline: DDMPipeline, strategy: str, guidance_scale: float
-) -> None:
-    settings = {"strategy": strategy, "guidance_scale": guidance_scale, "num_inference_steps": 4}
+@pytest.mark.parametrize("strategy", ["once", "full"])
+def test_an_image_depends_on_its_seed_and_not_on_its_batch(pipeline: DDMPipeline, strategy: str) -> None:
+    settings = {"strategy": strategy, "guidance_scale": 2.5, "num_inference_steps": 4}
     together = pixels(pipeline, LABELS, seeds=7, **settings)
     apart = pixels(pipeline, LABELS, seeds=7, batch_size=1, **settings)
     turned = pixels(pipeline, LABELS[::-1], seeds=[12, 11, 10, 9, 8, 7], batch_size=4, **settings)
     assert together.std() > 0.05
     torch.testing.assert_close(apart, together, atol=1e-5, rtol=0)
     torch.testing.assert_close(turned.flip(0), together, atol=1e-5, rtol=0)
-
-
-def test_other_seeds_and_other_labels_give_other_images(pipeline: DDMPipeline) -> None:
-    images = pixels(pipeline, ["3", "3", "4"], seeds=[5, 6, 5], strategy="full")
-    assert (images[0] - images[1]).abs().mean() > 0.05
-    assert (images[0] - images[2]).abs().max() > 1e-3
 
 
 def test_labels_by_name_and_by_number_agree(tmp_path: Path) -> None:
@@ -96,14 +84,6 @@ def test_output_types_hold_the_same_images(pipeline: DDMPipeline) -> None:
         assert np.abs(np.asarray(picture) / 255 - image[0].numpy()).max() <= 0.5 / 255 + 1e-6
 
 
-def test_rgb_models_give_rgb_pictures(run: Run, pipeline: DDMPipeline) -> None:
-    model = DiT(image_size=8, channels=3, num_classes=10, patch_size=4, width=16, depth=1, heads=2)
-    info = monolith_info(run)
-    colour = type(info)(1, (3, 8, 8), info.num_classes, info.prior_CK)
-    (picture,) = DDMPipeline(Models(colour, (model.eval(),), None))(class_labels=1, seeds=0).images
-    assert (picture.mode, picture.size) == ("RGB", (8, 8))
-
-
 def test_what_is_not_given_is_the_runs_setting(run: Run, pipeline: DDMPipeline) -> None:
     settings = run.config.sample
     output = pipeline(class_labels=["1", "2"], seeds=0)
@@ -112,23 +92,11 @@ def test_what_is_not_given_is_the_runs_setting(run: Run, pipeline: DDMPipeline) 
     assert (output.experts_SB == output.experts_SB[0]).all()
 
 
-def test_full_pays_for_all_experts_and_the_router(pipeline: DDMPipeline) -> None:
-    output = pipeline(class_labels=LABELS, seeds=0, strategy="full", num_inference_steps=3, solver="heun", batch_size=4)
-    assert (output.num_expert_rows, output.num_router_rows) == (6 * 2 * 5, 6 * 5)
-    assert output.experts_SB.shape == (3, 6)
-
-
 def test_random_seeds_are_told_and_reproduce(pipeline: DDMPipeline) -> None:
     first = pipeline(class_labels=["1", "1"], output_type="pt")
     assert first.seeds[0] != first.seeds[1]
     assert pipeline(class_labels=["1"]).seeds[0] not in first.seeds
     torch.testing.assert_close(pixels(pipeline, ["1", "1"], seeds=first.seeds), first.images)
-
-
-def test_progress_counts_images(pipeline: DDMPipeline) -> None:
-    notes: list[tuple[float, str]] = []
-    pipeline(class_labels=[1] * 5, seeds=0, batch_size=2, progress=lambda share, note: notes.append((share, note)))
-    assert notes == [(0.4, "2 of 5 images"), (0.8, "4 of 5 images"), (1.0, "5 of 5 images")]
 
 
 def test_the_monolith_is_one_model_without_router(pipeline: DDMPipeline, monolith: DDMPipeline) -> None:
@@ -171,12 +139,6 @@ def test_without_a_finished_router_the_strategies_that_need_none_work(
         without("1", strategy="full")
 
 
-def test_a_saved_run_paints_the_same_images(run: Run, pipeline: DDMPipeline, tmp_path: Path) -> None:
-    pipeline.save_pretrained(tmp_path / "saved")
-    again = DDMPipeline.from_pretrained(tmp_path / "saved")
-    assert torch.equal(pixels(again, LABELS, seeds=1), pixels(pipeline, LABELS, seeds=1))
-
-
 def test_a_run_of_texts_and_latents_brings_its_encoder_and_autoencoder(tmp_path: Path) -> None:
     encoder = tiny_components.text_encoder(tmp_path / "text")
     encoder.tokenizer.save_pretrained(tmp_path / "text")
@@ -212,12 +174,6 @@ def test_the_prior_is_that_of_the_training_rows(run: Run) -> None:
     torch.testing.assert_close(info.prior_CK[:10], counts_CK / counts_CK.sum(1, keepdim=True))
     torch.testing.assert_close(info.prior_CK[10], counts_CK.sum(0) / counts_CK.sum())
     assert monolith_info(run).prior_CK.tolist() == [[1.0]] * 11
-
-
-def test_once_draws_experts_by_the_prior(run: Run, pipeline: DDMPipeline) -> None:
-    prior_K = mixture_info(run).prior_CK[6]
-    drawn = pipeline(class_labels=["6"] * 600, seeds=0, num_inference_steps=1, solver="euler").experts_SB[0]
-    assert abs(float((drawn == 0).double().mean() - prior_K[0])) < 0.07
 
 
 def copied(run: Run, path: Path) -> Path:

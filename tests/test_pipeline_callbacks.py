@@ -80,26 +80,6 @@ def test_changed_latents_are_what_the_next_step_begins_at(run: Run) -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("solver", ["euler", "heun"])
-def test_latents_of_another_call_lead_where_that_one_went(pipeline: DDMPipeline, strategy: str, solver: str) -> None:
-    """The state is the latents, whatever held it before: experts are chosen by the router at what is there now."""
-    call = {"strategy": strategy, "solver": solver, "class_labels": 1}
-    seen: list[Tensor] = []
-    right = latents(pipeline, callback_on_step_end=lambda *step: seen.append(step[3]["latents"].clone()), **call)
-    swapped = {"latents": seen[1].to(torch.float64)}
-    end = latents(
-        pipeline,
-        latents=torch.full((1, 1, 8, 8), 0.5),
-        callback_on_step_end=lambda *step: swapped if step[1] == 1 else None,
-        **call,
-    )
-    if strategy != "sticky":  # which remembers what it held
-        torch.testing.assert_close(end, right, atol=1e-5, rtol=0)
-    last = latents(pipeline, callback_on_step_end=lambda *step: {"latents": 0 * step[3]["latents"]}, **call)
-    assert not last.any()
-
-
 @pytest.mark.parametrize("offload", [None, "host"])
 @pytest.mark.parametrize("solver", ["euler", "heun"])
 def test_an_interrupt_leaves_images_as_they_are(run: Run, offload: Any, solver: str) -> None:

@@ -6,7 +6,6 @@ import torch
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
-from ddm_ray.core.times import time_grid
 from ddm_ray.errors import SamplingError
 from ddm_ray.pipeline import DDMPipeline
 from tests.random_run import make_run
@@ -70,27 +69,6 @@ def test_seeds_are_drawn_from_a_generator(pipeline: DDMPipeline) -> None:
     assert pipeline([*"123"], generator=torch.Generator().manual_seed(3)).seeds != first.seeds
 
 
-def test_a_callback_sees_each_step_of_each_batch(pipeline: DDMPipeline) -> None:
-    seen: list[tuple[int, float, torch.Tensor]] = []
-
-    def watch(caller: DDMPipeline, step: int, t: float, tensors: dict[str, torch.Tensor]) -> None:
-        assert caller is pipeline
-        seen.append((step, t, tensors["latents"].clone()))
-
-    settings = {"seeds": 1, "num_inference_steps": 3, "output_type": "latent", "times": "cosine"}
-    output = pipeline([*"123"], callback_on_step_end=watch, batch_size=2, **settings)
-    assert [step for step, _, _ in seen] == [0, 1, 2] * 2
-    assert [t for _, t, _ in seen[:3]] == pytest.approx(time_grid("cosine", 3)[1:].tolist())
-    assert torch.equal(torch.cat([seen[2][2], seen[5][2]]), output.images)
-    torch.testing.assert_close(pipeline([*"123"], **settings).images, output.images, atol=1e-5, rtol=0)
-
-
-def test_latents_are_what_the_models_paint(pipeline: DDMPipeline) -> None:
-    latent = pipeline(["1", "2"], seeds=3, output_type="latent").images
-    assert latent.min() < -1
-    assert torch.equal((latent / 2 + 0.5).clamp(0, 1), pixels(pipeline, ["1", "2"], seeds=3))
-
-
 def test_the_oracle_is_told_the_cluster(pipeline: DDMPipeline) -> None:
     output = pipeline(["1", "2"], strategy="oracle", clusters=[1, 0], num_images_per_prompt=2, num_inference_steps=2)
     assert output.experts_SB.tolist() == [[1, 1, 0, 0]] * 2
@@ -115,42 +93,26 @@ def test_every_setting_reaches_the_sampler_from_the_call_and_from_the_defaults(p
     ("arguments", "message"),
     [
         ({"class_labels": ["cat"]}, r"unknown class 'cat': use a name \(0, 1, .*\) or a number from 0 to 9"),
-        ({"class_labels": [10]}, "unknown class 10"),
         ({"class_labels": [-1]}, "unknown class -1"),
-        ({"class_labels": []}, "class_labels is empty"),
         ({"strategy": "top-3"}, "unknown strategy 'top-3' for 2 experts"),
-        ({"solver": "rk5"}, "^solver: Input should be 'euler'"),
         ({"num_inference_steps": 0}, "^steps: Input should be greater than 0, got 0"),
         ({"colour": "red"}, "^colour: unknown key"),
         ({"seeds": [1, 2]}, "2 seeds for 1 images"),
-        ({"seeds": -1}, "seeds must be from 0"),
         ({"seeds": 1, "generator": torch.Generator()}, "give either seeds or a generator"),
         ({"strategy": "oracle"}, "strategy oracle, and no other, needs clusters: the strategy is oracle"),
         ({"strategy": "oracle", "clusters": 2}, "clusters are 2: use whole numbers from 0 to 1"),
         ({"strategy": "oracle", "clusters": [0, -1]}, "2 clusters for 1 prompts: give one each"),
-        ({"strategy": "oracle", "clusters": [0.5]}, r"clusters are \[0\.5\]: use whole numbers"),
         ({"strategy": "oracle", "clusters": "0"}, "clusters are '0': use whole numbers"),
-        ({"strategy": "full", "clusters": 0}, "strategy oracle, and no other, needs clusters: the strategy is full"),
         ({"clusters": [0]}, "strategy oracle, and no other, needs clusters: the strategy is once"),
         ({"output_type": "jpg"}, "unknown output_type 'jpg'"),
-        ({"num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
         ({"prompt": "1"}, "give either prompt or class_labels: one"),
-        ({"class_labels": None}, "give either prompt or class_labels: one"),
         ({"class_labels": None, "prompt": ["1", 2]}, "give numbers as class_labels"),
-        ({"class_labels": 2.5}, r"unknown class 2\.5"),
         ({"class_labels": None, "prompt": TEXT}, "conditioned on class labels"),
-        ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 2.0}, r"batch_size is 2\.0: use a whole number"),
-        ({"num_images_per_prompt": 2.5}, r"num_images_per_prompt is 2\.5"),
-        ({"seeds": 1.5}, r"seeds are 1\.5: use whole numbers"),
         ({"seeds": "1"}, "seeds are '1': use whole numbers"),
-        ({"seeds": [1.5]}, r"seeds are \[1\.5\]: use whole numbers"),
         ({"seeds": True}, "seeds are True: use whole numbers"),
         ({"class_labels": [1, 2, 3], "batch_size": 1, "seeds": [0, 1, -1]}, "seeds must be from 0"),
-        ({"generator": 1}, r"generator must be a torch\.Generator"),
-        ({"class_labels": [True]}, "unknown class True"),
         ({"class_labels": torch.tensor([1.0])}, r"unknown class 1\.0"),
-        ({"class_labels": None, "prompt": b"1"}, "give numbers as class_labels"),
         ({"class_labels": None, "prompt": []}, "prompt is empty"),
     ],
 )

@@ -1,12 +1,10 @@
-"""DDMPipeline as those who know diffusers use it: devices, dtypes, generators, latents, negative prompts, and names."""
+"""DDMPipeline as those who know diffusers use it: devices, dtypes, generators, latents, negative prompts."""
 
-import inspect
 import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +12,7 @@ from torch import Tensor
 from ddm_ray.errors import SamplingError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.run import Run
-from ddm_ray.sampling import foreign
 from ddm_ray.sampling.noise import initial_noise
-from ddm_ray.sampling.offload import OffloadedToHost
 from tests.pretend_gpu import PretendGPU
 from tests.random_run import make_run
 from tests.sampling import tiny_components
@@ -69,13 +65,12 @@ def test_every_way_to_half_precision_is_one(
     assert 0 < off(right, made(pipeline)) < error
     pipeline.save_pretrained(tmp_path / "saved")
     ways = [
-        DDMPipeline.from_run(run, torch_dtype=dtype),
-        DDMPipeline.from_run(run, precision=word),
+        DDMPipeline.from_run(run, dtype=word),
         DDMPipeline.from_run(run, "cpu", "mixture", None, word),
         DDMPipeline.from_run(run).to(dtype),
         DDMPipeline.from_run(run).to("cpu", dtype),
         DDMPipeline.from_run(run).to(device=torch.device("cpu"), dtype=word),
-        DDMPipeline.from_pretrained(tmp_path / "saved", torch_dtype=dtype),
+        DDMPipeline.from_pretrained(tmp_path / "saved", dtype=dtype),
         DDMPipeline.from_pretrained(tmp_path / "saved", dtype=word),
     ]
     for way in ways:
@@ -90,7 +85,7 @@ def test_every_way_to_half_precision_is_one(
 def test_text_encoder_and_experts_are_halved_and_images_are_not(painter: DDMPipeline, tmp_path: Path) -> None:
     right, pictures = painted(painter, ["a", "b"]), painted(painter, ["a", "b"], output_type="pt")
     painter.save_pretrained(tmp_path / "saved")
-    loaded = DDMPipeline.from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
+    loaded = DDMPipeline.from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
     assert painter.to(torch.bfloat16) is painter
     parts = painter.components
     assert (painter.dtype, parts.text_encoder.model.dtype) == (torch.bfloat16, torch.bfloat16)
@@ -134,30 +129,12 @@ def test_a_place_that_is_none_is_refused_and_nothing_moves(
     assert (pipeline.device.type, pipeline.dtype) == ("cpu", torch.float32)
 
 
-def test_two_names_of_one_thing_are_refused(run: Run) -> None:
-    with pytest.raises(SamplingError, match="dtype, torch_dtype and precision are one thing: give one of them"):
-        DDMPipeline.from_run(run, dtype=torch.float16, precision="fp16")
-
-
-@pytest.mark.parametrize("strategy", ["once", "full"])
-def test_experts_leave_the_device_while_nobody_calls_them(run: Run, pipeline: DDMPipeline, strategy: str) -> None:
-    right = made(pipeline, strategy=strategy)
-    offloaded = DDMPipeline.from_run(run)
-    offloaded.enable_model_cpu_offload(device="cpu")
-    assert isinstance(offloaded.models.experts, OffloadedToHost)
-    torch.testing.assert_close(made(offloaded, strategy=strategy), right, atol=1e-5, rtol=0)
+def test_offloaded_experts_stay_where_they_are(run: Run) -> None:
+    offloaded = DDMPipeline.from_run(run, offload="host")
     assert offloaded.to("cpu", torch.float32) is offloaded
     for move in (lambda: offloaded.to(torch.bfloat16), lambda: offloaded.to("meta")):
         with pytest.raises(SamplingError, match="offloaded experts stay where they are: open the pipeline with"):
             move()
-    with pytest.raises(SamplingError, match="the experts are offloaded already"):
-        offloaded.enable_model_cpu_offload(device="cpu")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_offloading_without_a_gpu_is_refused(pipeline: DDMPipeline) -> None:
-    with pytest.raises(SamplingError, match="needs a GPU, and none is there: leave it out, or name a device"):
-        pipeline.enable_model_cpu_offload()
 
 
 def test_each_image_may_have_its_own_generator(pipeline: DDMPipeline) -> None:
@@ -224,60 +201,9 @@ def test_a_bar_counts_steps_and_is_quiet_where_nobody_looks(
             assert bool(screen.getvalue()) is bool(counts)
 
 
-def test_its_words_tell_experts_router_and_sizes(run: Run, pipeline: DDMPipeline, painter: DDMPipeline) -> None:
-    size = sum(tensor.numel() for tensor in pipeline.models.experts[0].parameters())
-    words = repr(pipeline)
-    assert f"experts: 2 x DiT of {size / 1e3:.3g} thousand parameters" in words
-    assert "router: Router of" in words
-    assert "computes: on cpu in float32" in words
-    assert "images: 1 x 8 x 8, of 10 classes: 0, 1, 2, 3, 4, 5, ..." in words
-    assert f"strategy once, {run.config.sample.solver}, {run.config.sample.steps} steps" in words
-    assert "router: none" in repr(DDMPipeline.from_run(run, model="monolith"))
-    offloaded = repr(DDMPipeline.from_run(run, offload="disk", dtype="bf16"))
-    assert "experts: 2, 2 at a time on the device, all in files" in offloaded
-    assert "computes: on cpu in bfloat16" in offloaded
-    assert "text encoder: CLIPTextModel of" in repr(painter)
-    assert "pictures of 16 x 16" in repr(painter)
-
-
-PIPELINES = [
-    getattr(diffusers, name)
-    for name in ("StableDiffusionPipeline", "StableDiffusion3Pipeline", "StableDiffusion3InpaintPipeline")
-]
-
-
-def test_names_that_are_refused_are_diffusers_own() -> None:
-    """And none of them is ours."""
-    arguments = set[str]().union(*(inspect.signature(kind.__call__).parameters for kind in PIPELINES))
-    old = {"callback", "callback_steps", "cross_attention_kwargs", "prompt_attention_mask"}
-    assert foreign.ARGUMENTS.keys() - arguments - old == set()
-    source = inspect.getsource(diffusers.DiffusionPipeline)
-    modules = {"scheduler", "unet", "transformer", "vae", "text_encoder", "tokenizer", "safety_checker"}
-    parts = modules | {"feature_extractor"}
-    assert [name for name in foreign.LOADING if name not in source and name not in parts] == []
-    earlier = {"enable_vae_slicing", "enable_vae_tiling"}  # of versions that many scripts were written for
-    methods = [name for name in foreign.ATTRIBUTES if name not in modules | earlier]
-    assert [name for name in methods if not any(hasattr(kind, name) for kind in PIPELINES)] == []
-    ours = inspect.signature(DDMPipeline.__call__).parameters.keys() | set(dir(DDMPipeline))
-    assert not ours & (foreign.ARGUMENTS.keys() | foreign.ATTRIBUTES.keys())
-
-
-def test_what_diffusers_has_and_we_have_not_says_what_to_use(pipeline: DDMPipeline, tmp_path: Path) -> None:
-    for name, remedy in foreign.ARGUMENTS.items():
-        with pytest.raises(SamplingError) as raised:
-            pipeline(class_labels=1, **{name: 1})
-        assert str(raised.value) == f"{name}: {remedy}"
-    for name, remedy in foreign.ATTRIBUTES.items():
-        with pytest.raises(AttributeError) as missing:
-            getattr(pipeline, name)
-        assert str(missing.value) == f"DDMPipeline has no {name}: {remedy}"
-    assert not hasattr(pipeline, "scheduler")
-    for name, remedy in foreign.LOADING.items():
-        with pytest.raises(SamplingError) as raised:
-            DDMPipeline.from_pretrained(tmp_path, **{name: 1})
-        assert str(raised.value) == f"{name}: {remedy}"
-    with pytest.raises(SamplingError, match="from_pretrained takes no 'colour': leave it out"):
-        DDMPipeline.from_pretrained(tmp_path, colour=1)
+def test_its_words_tell_its_experts_and_where_they_are(run: Run, pipeline: DDMPipeline) -> None:
+    assert repr(pipeline) == "DDMPipeline(2 experts, a router, images of 1 x 8 x 8, torch.float32 on cpu)"
+    assert "1 experts, no router" in repr(DDMPipeline.from_run(run, model="monolith"))
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ def fields(pattern: str, markdown: bool) -> None:
     for group in field_groups(RunConfig):
         matches = [each for each in group.fields if any(pattern in f"{path}.{each.name}" for path in group.paths)]
         if matches:
-            click.secho(", ".join(path or "the run" for path in group.paths), bold=True)
+            title = ", ".join(path or "the run" for path in group.paths)
+            click.secho(f"{title}: {group.kind}" if group.kind else title, bold=True)
         for each in matches:
             say(f"  {each.name:<18} {each.values}; default {each.default}".replace("; default required", "; required"))
             say(f"  {'':<18} {each.about}")
@@ -105,6 +106,7 @@ def page() -> str:
     groups += [("The server", group) for group in field_groups(ServeArgs)]
     for top, group in groups:
         title = ", ".join(f"`{path}`" if path else top for path in group.paths)
+        title += f": {group.kind}" if group.kind else ""
         lines += [f"## {title}", "", group.about, "", "| field | values | default | |", "|---|---|---|---|"]
         cells = ((f"`{each.name}`", each.values, each.default, each.about) for each in group.fields)
         escaped = (" | ".join(cell.replace("|", r"\|") for cell in row) for row in cells)

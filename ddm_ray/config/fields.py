@@ -9,6 +9,7 @@ import annotated_types as bounds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ddm_ray.config.networks import NetworkConfig
 from ddm_ray.spelling import closest_match
 
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false"}
@@ -32,9 +33,13 @@ class ConfigField:
 
 @dataclass(frozen=True)
 class FieldGroup:
-    """The fields of one part of the configuration, which may stand at several dotted `paths` ("" is the top)."""
+    """The fields of one part of the configuration, which may stand at several dotted `paths` ("" is the top).
+
+    `kind`: the network's, where a part may be of several; else empty.
+    """
 
     paths: tuple[str, ...]
+    kind: str
     about: str
     fields: tuple[ConfigField, ...]
 
@@ -52,16 +57,25 @@ def field_groups(root: type[BaseModel]) -> list[FieldGroup]:
 def meant_field(field: str, root: type[BaseModel]) -> str:
     """`; did you mean A?` for the dotted field that an unknown one is nearest to, by its last name; else empty.
 
-    Those of its own part come first; of others at most three that have the name.
+    Those of its own part come first; of others at most three that have the name. A network's kind stands behind a field
+    that others don't have.
     """
     parent, _, name = field.rpartition(".")
-    dotted = [f"{path}.{known}".removeprefix(".") for path, model in _models(root, "") for known in model.model_fields]
+    kinds = {
+        f"{path}.{known}".removeprefix("."): _kind(model)
+        for path, model in _models(root, "")
+        for known in model.model_fields
+    }
+    dotted = [*kinds]
     beside = [path for path in dotted if path.rpartition(".")[0] == parent]
     for paths in (beside, dotted):
         near = closest_match(name, [path.rpartition(".")[2] for path in paths])
         if near is not None:
             named = dict.fromkeys(path for path in paths if path.rpartition(".")[2] == near)
-            matches = sorted(named, key=lambda path: path.count("."))
+            matches = [
+                f"{path} of a {kinds[path]}" if kinds[path] else path
+                for path in sorted(named, key=lambda path: path.count("."))
+            ]
             return f"; did you mean {' or '.join(matches[:3])}?"
     return ""
 
@@ -90,7 +104,11 @@ def _is_union(annotation: Any) -> bool:
 
 def _group(model: type[BaseModel], path: str) -> FieldGroup:
     fields = tuple(_field(name, field) for name, field in model.model_fields.items())
-    return FieldGroup((path,), _as_one_text(model.__doc__ or ""), fields)
+    return FieldGroup((path,), _kind(model), _as_one_text(model.__doc__ or ""), fields)
+
+
+def _kind(model: type[BaseModel]) -> str:
+    return model.kind() if issubclass(model, NetworkConfig) else ""
 
 
 def _field(name: str, field: FieldInfo) -> ConfigField:

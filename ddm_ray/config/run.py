@@ -11,12 +11,9 @@ from ddm_ray.config.networks import FlowConfig, NetworkConfig
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.config.training import DenoiserJob, RouterJob, StudentJob, TrainConfig, require_all_tokens
-from ddm_ray.core.names import parse_strategy_name
+from ddm_ray.core.names import STRATEGIES, parse_strategy_name
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import meant, one_line
-
-TEACHERS = ("full", "top", "threshold", "nucleus")
-"""Kinds of strategies that can teach: those that need nothing but the probabilities of a row's experts."""
 
 
 class RunConfig(StrictModel):
@@ -92,10 +89,11 @@ class RunConfig(StrictModel):
         teacher, clusters = self.student.teacher, self.partition.num_clusters
         if teacher != "label":
             _require_strategy("student.teacher", teacher, clusters)
-            if parse_strategy_name(teacher, clusters)[0] not in TEACHERS:
+            if not STRATEGIES[parse_strategy_name(teacher, clusters)[0]].teaches:
+                others = ", ".join(["label", *(form.example for form in STRATEGIES.values() if form.teaches)])
                 raise ValueError(
-                    f"student.teacher: {teacher!r} holds experts along an image's way, and rows have none: use label,"
-                    " full, top-k, threshold-P or nucleus-P"
+                    f"student.teacher: {teacher!r} holds experts along an image's way, and rows have none: use one like"
+                    f" {others}"
                 )
         try:
             require_all_tokens(self.student_model, self.student_train)

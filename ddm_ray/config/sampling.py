@@ -7,7 +7,7 @@ from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
 from ddm_ray.config.data import EmbedderConfig
 from ddm_ray.config.strict_model import StrictModel
-from ddm_ray.core.names import SOLVER, STEPS, TIMES, GuidanceKind, parse_strategy_name, parse_time_grid
+from ddm_ray.core.names import SOLVER, STEPS, STRATEGIES, TIMES, GuidanceKind, parse_strategy_name, parse_time_grid
 from ddm_ray.core.solvers import SOLVERS, SolverName
 
 
@@ -39,8 +39,9 @@ class SamplingSettings(StrictModel):
 
     strategy: StrategyName | None = Field(
         default=None,
-        description="Experts of an image: once (ancestral sampling: one expert, drawn beforehand), full, top-2,"
-        " nucleus-0.9 ... Where a run names none: what its own evaluation found best, and once until it has one.",
+        description=f"Experts of an image, such as {', '.join(form.example for form in STRATEGIES.values())}. once is"
+        " ancestral sampling: one expert, drawn beforehand. Where a run names none: what its own evaluation found best,"
+        " and once until it has one.",
     )
     solver: SolverName = Field(
         default=SOLVER,

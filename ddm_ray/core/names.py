@@ -6,6 +6,7 @@ The standard library alone: `config` reads this file too, and must not load torc
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 PathName = Literal["linear", "cosine", "ddpm"]
@@ -19,37 +20,70 @@ FitName = Literal["crop", "pad", "squash"]
 
 COUNT, NUMBER = r"([1-9]\d{0,8})", r"(\d{1,20}(?:\.\d{1,20})?)"
 
-STRATEGIES: dict[str, tuple[str, Callable[..., bool]]] = {
-    "once": ("once", lambda K: True),
-    "full": ("full", lambda K: True),
-    "oracle": ("oracle", lambda K: True),
-    "top": (f"top-{COUNT}", lambda K, kept: kept <= K),
-    "sample": (f"sample-{COUNT}", lambda K, drawn: drawn <= K),
-    "sticky": (f"sticky(?:-{NUMBER})?", lambda K, margin=0.0: margin < 1),
-    "threshold": (f"threshold-{NUMBER}", lambda K, least: 0 < least < 1),
-    "nucleus": (f"nucleus-{NUMBER}(?:-{NUMBER})?", lambda K, mass, T=1.0: 0 < mass <= 1 and T > 0),
-}
-"""Kind of strategy -> the form of its names, and whether the numbers in one are in range for K experts.
 
-Defaults here only let a number be left out; `routing.KINDS` makes the strategy, with the class's own defaults.
-"""
+@dataclass(frozen=True)
+class StrategyForm:
+    """A kind of strategy: the `pattern` of its names, `words` and an `example` for people, and its class's place.
+
+    `fits`: whether the numbers in a name are in range for K experts. `teaches`: it needs nothing but the probabilities
+    of a row's experts, so that it can say what a student learns. Numbers that a name leaves out are the class's own.
+    """
+
+    pattern: str
+    words: str
+    example: str
+    code: str
+    fits: Callable[..., bool] = lambda K: True
+    teaches: bool = False
+
+
+_CODE = "ddm_ray.core.routing:"
+STRATEGIES = {
+    "once": StrategyForm("once", "once", "once", f"{_CODE}Once"),
+    "full": StrategyForm("full", "full", "full", f"{_CODE}Full", teaches=True),
+    "oracle": StrategyForm("oracle", "oracle", "oracle", f"{_CODE}Oracle"),
+    "top": StrategyForm(
+        f"top-{COUNT}", "top-k (k from 1{most})", "top-2", f"{_CODE}TopK", lambda K, kept: kept <= K, teaches=True
+    ),
+    "sample": StrategyForm(
+        f"sample-{COUNT}", "sample-k (k from 1{most})", "sample-1", f"{_CODE}SampleK", lambda K, drawn: drawn <= K
+    ),
+    "sticky": StrategyForm(
+        f"sticky(?:-{NUMBER})?", "sticky-M (M in [0, 1))", "sticky", f"{_CODE}Sticky", lambda K, margin=0.0: margin < 1
+    ),
+    "threshold": StrategyForm(
+        f"threshold-{NUMBER}",
+        "threshold-P (P in (0, 1))",
+        "threshold-0.1",
+        f"{_CODE}Threshold",
+        lambda K, least: 0 < least < 1,
+        teaches=True,
+    ),
+    "nucleus": StrategyForm(
+        f"nucleus-{NUMBER}(?:-{NUMBER})?",
+        "nucleus-P or nucleus-P-T (P in (0, 1], temperature T above 0)",
+        "nucleus-0.9",
+        f"{_CODE}Nucleus",
+        lambda K, mass, T=1.0: 0 < mass <= 1 and T > 0,
+        teaches=True,
+    ),
+}
+"""The kinds of strategies; a new one is a class of `core.routing.Strategy` and an entry here."""
 
 
 def parse_strategy_name(name: str, num_experts: int | None = None) -> tuple[str, tuple[float, ...]]:
-    """Kind and numbers of a strategy's name: top-2 is ("top", (2.0,)).
+    """Kind and numbers of a strategy's name: top-2 is ("top", (2,)).
 
     Without `num_experts` any k is in range. Raises ValueError, which lists the forms.
     """
-    for kind, (form, in_range) in STRATEGIES.items():
-        if match := re.fullmatch(form, name):
-            numbers = tuple(float(text) for text in match.groups() if text is not None)
-            if in_range(num_experts or math.inf, *numbers):
+    for kind, form in STRATEGIES.items():
+        if match := re.fullmatch(form.pattern, name):
+            numbers = tuple(float(text) if "." in text else int(text) for text in match.groups() if text is not None)
+            if form.fits(num_experts or math.inf, *numbers):
                 return kind, numbers
     mixture, most = (f" for {num_experts} experts", f" to {num_experts}") if num_experts else ("", "")
-    raise ValueError(
-        f"unknown strategy {name!r:.60}{mixture}: use once, full, oracle, top-k or sample-k (k from 1{most}), sticky-M"
-        " (M in [0, 1)), threshold-P (P in (0, 1)), nucleus-P or nucleus-P-T (P in (0, 1], temperature T above 0)"
-    )
+    *first, last = (form.words.format(most=most) for form in STRATEGIES.values())
+    raise ValueError(f"unknown strategy {name!r:.60}{mixture}: use {', '.join(first)}, {last}")
 
 
 def parse_time_grid(name: str) -> tuple[str, float]:

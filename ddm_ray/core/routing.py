@@ -6,15 +6,15 @@ that hold one expert. Shapes: B rows, K experts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ddm_ray.core.names import parse_strategy_name
+from ddm_ray.core.names import STRATEGIES, parse_strategy_name
 from ddm_ray.errors import SamplingError
 
 
@@ -208,26 +208,14 @@ class SampleK(Strategy):
         return keep(probs_BK, _among(chosen_Bk, probs_BK))
 
 
-KINDS: dict[str, Callable[..., Strategy]] = {
-    "full": Full,
-    "once": Once,
-    "oracle": Oracle,
-    "top": lambda kept: TopK(int(kept)),
-    "sticky": Sticky,
-    "threshold": Threshold,
-    "nucleus": Nucleus,
-    "sample": lambda drawn: SampleK(int(drawn)),
-}
-"""Constructors of the strategies of each kind in `names.STRATEGIES`, from the numbers in their names."""
-
-
 def parse_strategy(name: str, num_experts: int) -> Strategy:
     """The strategy called `name` (grammar: core.names); SamplingError if there is none for so many experts."""
     try:
         kind, numbers = parse_strategy_name(name, num_experts)
     except ValueError as error:
         raise SamplingError(str(error)) from None
-    return KINDS[kind](*numbers)
+    strategy: Strategy = resolve_name(STRATEGIES[kind].code)(*numbers)
+    return strategy
 
 
 def keep(probs_BK: Tensor, kept_BK: Tensor) -> Tensor:

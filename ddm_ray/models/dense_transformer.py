@@ -1,7 +1,8 @@
 """The network of one dense model as a component of diffusers.
 
-An export has it beside the weights, in one file with all that it imports of ours, so none of these may need more than
-torch, numpy and diffusers. Shapes: B rows, CHW image, L text tokens of E channels, a pooled vector of P.
+An export has it beside the weights, in one file with the network's own code and all that both import of ours, so none
+of these may need more than torch, numpy and diffusers. Shapes: B rows, CHW image, L text tokens of E channels, a pooled
+vector of P.
 """
 
 from typing import Any
@@ -14,16 +15,13 @@ from torch import Tensor
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import velocity_field
-from ddm_ray.models.diffusers_transformer import DiffusersTransformer
-from ddm_ray.models.dit import DiT
-
-NETWORKS = {"DiT": DiT, "DiffusersTransformer": DiffusersTransformer}
+from ddm_ray.models.network import Network
 
 
 class DenseTransformer(ModelMixin, ConfigMixin):
     """A velocity on the linear path, noise - data, whatever path and prediction the network was trained for.
 
-    `kind` is one of NETWORKS, `network` its arguments, `flow` those of a Flow; `image_shape` is (C, H, W).
+    `kind` is the name of a Network, `network` its arguments, `flow` those of a Flow; `image_shape` is (C, H, W).
     """
 
     @register_to_config
@@ -31,7 +29,8 @@ class DenseTransformer(ModelMixin, ConfigMixin):
         self, kind: str, network: dict[str, Any], flow: dict[str, str], image_shape: tuple[int, int, int]
     ) -> None:
         super().__init__()
-        self.field = velocity_field(NETWORKS[kind](**network), Flow(**flow))
+        kinds = {each.__name__: each for each in Network.__subclasses__()}  # those whose code is loaded
+        self.field = velocity_field(kinds[kind](**network), Flow(**flow))
 
     def forward(
         self,

@@ -31,7 +31,8 @@ class TextEncoder:
     """A text model of transformers and its tokenizer: prompts -> Text of `tokens` tokens each, on its device.
 
     Padding is masked, in the encoder too. The pooled vectors are those of `pooled`, another encoder, if there is
-    one; else the model's own, if it has them (CLIP has, T5 hasn't). Without `keeps_pooled` texts have none.
+    one; else the model's own, if it has them (CLIP has, T5 hasn't). Without `keeps_pooled` texts have none. No
+    `tokens`: the most that the model takes. ConfigError if it takes fewer, or if there is no most.
     """
 
     def __init__(
@@ -45,16 +46,6 @@ class TextEncoder:
         self.tokens = _num_tokens(model.config, tokens)
         self.tokenizer, self.model, self.pooled = tokenizer, model.eval(), pooled
         self.keeps_pooled = keeps_pooled
-
-    @classmethod
-    def from_components(
-        cls, tokenizer: Any, model: Any, tokens: int | None, pooled: Self | None = None, keeps_pooled: bool = True
-    ) -> Self:
-        """From a tokenizer and a CLIPTextModel or T5EncoderModel; no `tokens`: the most that it takes.
-
-        ConfigError if it takes fewer, or if there is no most.
-        """
-        return cls(tokenizer, model, tokens, pooled, keeps_pooled)
 
     @classmethod
     def from_pretrained(cls, name: str, tokens: int | None, pooled: Self | None = None) -> Self:

@@ -1,4 +1,4 @@
-"""Requests cut into parts, and the results of the parts joined. Shapes: B images, S steps, K experts."""
+"""Requests cut into one for each expert, and the results of parts joined. Shapes: B images, S steps, K experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,11 +7,6 @@ import torch
 from torch import Tensor
 
 from ddm_ray.sampling.request import SampleRequest, SampleResult
-
-
-def split_request(request: SampleRequest, batch_size: int) -> list[SampleRequest]:
-    """The same images as requests of at most `batch_size` each, in order."""
-    return [request.rows(slice(i, i + batch_size)) for i in range(0, len(request.seeds), batch_size)]
 
 
 def by_expert(request: SampleRequest, expert_B: Tensor) -> tuple[dict[int, SampleRequest], Tensor]:

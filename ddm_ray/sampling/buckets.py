@@ -26,7 +26,7 @@ def bucket_sizes(most: int) -> list[int]:
 class Buckets:
     """A network called with a few numbers of rows only; more rows than the largest are split.
 
-    `of_size[s]` answers calls of at most s rows, as `Padded` and `graphs.Captured` do.
+    `of_size[s]` answers calls of at most s rows, as `Padded` and `cuda_graphs.Captured` do.
     """
 
     def __init__(self, of_size: Mapping[int, Field]):

@@ -27,7 +27,7 @@ Prompt = str | None
 
 
 @dataclass(frozen=True)
-class Call:
+class PipelineCall:
     """Images of `conditions`: for each the number of its prompt, and its seed; `negatives` and `cluster_P`, one a
     prompt.
     """
@@ -87,7 +87,7 @@ def call_of(
     latents: Any,
     clusters: Any,
     settings: dict[str, Any],
-) -> Call:
+) -> PipelineCall:
     """The call with these arguments of DDMPipeline's. SamplingError for what can't be met."""
     num_each = arguments.count("num_images_per_prompt", num_images_per_prompt)
     conditions = _conditions(components, prompt, class_labels)
@@ -96,7 +96,7 @@ def call_of(
     chosen, cluster_P = _routed(components, settings, clusters, len(conditions))
     negatives = _negatives(components, negative_prompt, len(conditions), chosen.guidance_scale)
     noise_BCHW = arguments.given_noise(latents, (len(prompt_of), *components.models.info.image_shape))
-    return Call(components, conditions, chosen, prompt_of, seed_of, cluster_P, negatives, noise_BCHW)
+    return PipelineCall(components, conditions, chosen, prompt_of, seed_of, cluster_P, negatives, noise_BCHW)
 
 
 def label_of(components: Components, label: Label) -> int:

@@ -1,6 +1,6 @@
-"""Choosing experts: what the router is asked, and what its answer makes of the next velocity of each row.
+"""Choosing experts: how the router is called, and what its answer makes of the next velocity of each row.
 
-Shapes: see `state`; R rows of one call, G guided rows.
+Shapes: see `state`; G guided rows.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError
 from ddm_ray.sampling.noise import initial_noise, routing_uniforms
 from ddm_ray.sampling.plan import AT_START, AT_VELOCITY, Rule, SamplingPlan, guided, scale_at
 from ddm_ray.sampling.request import MixtureInfo, RouterCall, SampleRequest
-from ddm_ray.sampling.state import Asked, Chosen, Layout, Trajectories, Turn
+from ddm_ray.sampling.state import Chosen, Layout, RouterCondition, Trajectories, Turn
 
 Weights = tuple[np.ndarray, Tensor]
 """Numbers of rows, and the weights of their experts on the device."""
@@ -44,11 +44,11 @@ def chosen_beforehand(plan: SamplingPlan, request: SampleRequest, info: MixtureI
     return strategy.route(probs_BK.to(info.dtype), none_BK, uniforms_BK)
 
 
-def question(state: Trajectories, turn: Turn) -> tuple[RouterCall, Asked]:
-    """The router's call: rows that ask, and after them again, without their condition, those of exact guidance."""
-    x_BCHW, t_B, asks_R, twice_R = turn.point_BCHW, turn.t_B, turn.asks_R, turn.twice_R
+def router_call(state: Trajectories, turn: Turn) -> tuple[RouterCall, RouterCondition]:
+    """The router's call: rows that are routed, and after them those of exact guidance again, without condition."""
+    x_BCHW, t_B, routed_R, twice_R = turn.point_BCHW, turn.t_B, turn.routed_R, turn.twice_R
     null_B = spread(turn.planned["scale"] == 0, len(state))
-    starting = asks_R[(state.plans.when == AT_START)[state.plan_B[asks_R]]]
+    starting = routed_R[(state.plans.when == AT_START)[state.plan_B[routed_R]]]
     if len(starting):
         # At t = 1 the posterior is p(k | condition). Its x isn't the image's noise, which k must not depend on.
         seeds = [int(seed) for seed in state.seed_B[starting]]
@@ -58,21 +58,21 @@ def question(state: Trajectories, turn: Turn) -> tuple[RouterCall, Asked]:
         null_at_noise_P = np.array([scale_at(plan.settings, 1.0) == 0 for plan in state.plans])
         null_B = null_B.copy()
         null_B[starting] = null_at_noise_P[state.plan_B[starting]]
-    entries_R, null_R = asks_R, null_B[asks_R]
+    entries_R, null_R = routed_R, null_B[routed_R]
     if len(twice_R):
-        entries_R = np.concatenate([asks_R, twice_R])
+        entries_R = np.concatenate([routed_R, twice_R])
         null_R = np.concatenate([null_R, np.ones(len(twice_R), bool)])
-    asked = state.asked
-    if asked is None or not (np.array_equal(asked.entries_R, entries_R) and np.array_equal(asked.null_R, null_R)):
-        asked = Asked(entries_R, null_R, state.conditions(entries_R, null_R))
-    if len(entries_R) == len(asks_R) == len(state):
-        return RouterCall(x_BCHW, t_B, asked.condition_R), asked
+    kept = state.router_condition
+    if kept is None or not (np.array_equal(kept.entries_R, entries_R) and np.array_equal(kept.null_R, null_R)):
+        kept = RouterCondition(entries_R, null_R, state.conditions(entries_R, null_R))
+    if len(entries_R) == len(routed_R) == len(state):
+        return RouterCall(x_BCHW, t_B, kept.condition_R), kept
     index = upload(entries_R, x_BCHW.device)
-    return RouterCall(x_BCHW[index], t_B[index], asked.condition_R), asked
+    return RouterCall(x_BCHW[index], t_B[index], kept.condition_R), kept
 
 
 def choose_experts(state: Trajectories, turn: Turn, logits_RK: Tensor | None) -> Trajectories:
-    """The state with the experts of its turn, by what the router says of the rows that ask it.
+    """The state with the experts of its turn, by what the router says of the rows that are routed.
 
     ExpertCountError for a router of another mixture, NotFiniteError for one that gives no numbers (on a CPU).
     """
@@ -80,20 +80,20 @@ def choose_experts(state: Trajectories, turn: Turn, logits_RK: Tensor | None) ->
     guided_B = spread(guided(planned), count)
     guided_G = np.flatnonzero(guided_B)
     restarts_B = spread(planned["jumps"] & planned["starts"], count)
-    held_BK, before_BK, unread = state.weights_BK, state.weights_BK, _Unread()
+    held_BK, before_BK, on_device = state.weights_BK, state.weights_BK, _OnDevice()
     if logits_RK is not None:
         _require_logits(state, turn, logits_RK)
-        held_BK, unread = _weighed(state, turn, logits_RK.to(state.x_BCHW))
+        held_BK, on_device = _weighed(state, turn, logits_RK.to(state.x_BCHW))
         switched_B = differs(held_BK, before_BK) & (before_BK.numpy() > 0).any(axis=1)
         restarts_B = restarts_B | (switched_B & planned["starts"])
-    weights_BK = weights_EK = _placed(upload(held_BK.numpy(), state.x_BCHW.device), unread.weights)
+    weights_BK = weights_EK = _placed(upload(held_BK.numpy(), state.x_BCHW.device), on_device.weights)
     if len(guided_G):
-        twice = [(np.searchsorted(guided_G, rows), weights_RK) for rows, weights_RK in unread.twice]
+        twice = [(np.searchsorted(guided_G, rows), weights_RK) for rows, weights_RK in on_device.twice]
         weights_EK = torch.cat([weights_BK, _placed(picked(weights_BK, guided_G), twice)])
     if weights_EK.is_cpu:
         used_EK = weights_EK.numpy() > 0
     else:
-        used_BK = (held_BK.numpy() > 0) | unread.used_BK
+        used_BK = (held_BK.numpy() > 0) | on_device.used_BK
         used_EK = np.concatenate([used_BK, used_BK[guided_G]])
     _trace(state.routing_BSK, planned, weights_BK)
     layout = _layout(state, guided_B, spread(planned["scale"] == 0, count), used_EK)
@@ -101,7 +101,7 @@ def choose_experts(state: Trajectories, turn: Turn, logits_RK: Tensor | None) ->
 
 
 @dataclass
-class _Unread:
+class _OnDevice:
     """Weights of rows of `full`, on the device: nothing waits for them.
 
     `twice`: those of the branch without condition. `used_BK` (bool): experts that they may be of.
@@ -112,16 +112,16 @@ class _Unread:
     used_BK: np.ndarray | bool = False
 
 
-def _weighed(state: Trajectories, turn: Turn, logits_RK: Tensor) -> tuple[Tensor, _Unread]:
+def _weighed(state: Trajectories, turn: Turn, logits_RK: Tensor) -> tuple[Tensor, _OnDevice]:
     """Weights (B, K) that rows hold after the router's answer (CPU), and those that stay on the device."""
-    asks_R, twice_R = turn.asks_R, turn.twice_R
-    held_BK, unread = state.weights_BK, _Unread()
+    routed_R, twice_R = turn.routed_R, turn.twice_R
+    held_BK, on_device = state.weights_BK, _OnDevice()
     read_RK = logits_RK
-    if not (state.plans.when == AT_VELOCITY)[state.plan_B[asks_R]].all():
+    if not (state.plans.when == AT_VELOCITY)[state.plan_B[routed_R]].all():
         read_RK = logits_RK.cpu()
     for rule, by_P in state.plans.rules:
-        of_R = np.arange(len(asks_R)) if by_P.all() else np.flatnonzero(by_P[state.plan_B[asks_R]])
-        rows = asks_R[of_R]
+        of_R = np.arange(len(routed_R)) if by_P.all() else np.flatnonzero(by_P[state.plan_B[routed_R]])
+        rows = routed_R[of_R]
         if not len(rows):
             continue
         if rule.strategy.when != "velocity":
@@ -130,15 +130,15 @@ def _weighed(state: Trajectories, turn: Turn, logits_RK: Tensor) -> tuple[Tensor
             continue
         used_BK = np.zeros((len(state), state.info.num_experts), bool)
         used_BK[rows] = True if rule.available_K is None else rule.available_K.numpy()
-        unread.used_BK = unread.used_BK | used_BK
+        on_device.used_BK = on_device.used_BK | used_BK
         of_twice = np.flatnonzero(by_P[state.plan_B[twice_R]]) if len(twice_R) else twice_R
-        of_both = np.concatenate([of_R, len(asks_R) + of_twice]) if len(of_twice) else of_R
+        of_both = np.concatenate([of_R, len(routed_R) + of_twice]) if len(of_twice) else of_R
         probs_RK = rule.posterior(picked(logits_RK, of_both))
         weights_RK = rule.strategy.route(probs_RK, torch.zeros_like(probs_RK), None)
-        unread.weights.append((rows, weights_RK[: len(rows)]))
+        on_device.weights.append((rows, weights_RK[: len(rows)]))
         if len(of_twice):
-            unread.twice.append((twice_R[of_twice], weights_RK[len(rows) :]))
-    return held_BK, unread
+            on_device.twice.append((twice_R[of_twice], weights_RK[len(rows) :]))
+    return held_BK, on_device
 
 
 def _chosen(state: Trajectories, turn: Turn, rule: Rule, rows: np.ndarray, probs_RK: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ def _layout(state: Trajectories, guided_B: np.ndarray, null_B: np.ndarray, used_
 
 
 def _require_logits(state: Trajectories, turn: Turn, logits_RK: Tensor) -> None:
-    assert len(logits_RK) == len(turn.asks_R) + len(turn.twice_R)
+    assert len(logits_RK) == len(turn.routed_R) + len(turn.twice_R)
     if logits_RK.shape[1] != state.info.num_experts:
         raise ExpertCountError(
             f"the router speaks of {logits_RK.shape[1]} experts, the mixture has {state.info.num_experts}:"

@@ -82,17 +82,17 @@ def require_fit(info: MixtureInfo, experts: Sequence[dict[str, Any] | None], rou
             raise SamplingError(f"{name} knows {config['num_classes']} classes, the mixture {info.num_classes}")
 
 
-def require_modest(config: dict[str, Any], where: object) -> None:
+def require_modest(config: dict[str, Any], path: Path) -> None:
     """CorruptArtifact for the config of a network of ours, of somebody else, that would take no end of memory or time.
 
     Its positions are made before its weights are seen, so their size is bounded here.
     """
-    values = (config.get(name) for name in ("depth", "image_size", "patch_size", "width"))
-    depth, side, patch, width = (value if isinstance(value, int) else 0 for value in values)
-    positions = (side // max(1, patch)) ** 2 * width
-    for name, count, most in (("depth", depth, third_party.MAX_LAYERS), ("positions", positions, MAX_POSITIONS)):
-        if count > most:
-            raise CorruptArtifact(f"{where}: has {count} numbers of {name}, {most} is the most; fetch it again")
+    third_party.require_plain(config, path)
+    values = (config.get(name) for name in ("image_size", "patch_size", "width"))
+    side, patch, width = (value if isinstance(value, int) else 0 for value in values)
+    if (positions := (side // max(1, patch)) ** 2 * width) > MAX_POSITIONS:
+        most = f"{MAX_POSITIONS} is the most"
+        raise CorruptArtifact(f"{path}: has {positions} numbers of positions, {most}; fetch it again")
 
 
 def _require_text_dim(given: int, configs: Sequence[dict[str, Any] | None]) -> None:
@@ -122,7 +122,7 @@ def text_encoder_of(root: Path, kinds: dict[str, Any], tokens: int | None, suffi
     model, tokenizer = f"text_encoder{suffix}", f"tokenizer{suffix}"
     model_class = _foreign_class(root, model, kinds, MODELS.values())
     tokenizer_class = _foreign_class(root, tokenizer, kinds, third_party.TOKENIZERS)
-    encoder = TextEncoder.from_components(
+    encoder = TextEncoder(
         third_party.load_pretrained(tokenizer_class, str(root / tokenizer), "tokenizer"),
         third_party.load_pretrained_model(model_class, _with_config(root, model), "text encoder", OTHER_HALF),
         tokens,

@@ -27,13 +27,15 @@ def save_dense(components: Components, card: str, folder: str | os.PathLike[str]
     things.
     """
     pipeline = dense_pipeline(components)
+    network = type(bare(pipeline.transformer.field)).__module__
 
     def write(being: Path) -> None:
         pipeline.save_pretrained(being)
         index = json.loads((being / INDEX).read_text())
         index["_class_name"] = [_write_code(PIPELINE, being), type(pipeline).__name__]
         index["_ddm_ray_version"] = ddm_ray.__version__
-        index["transformer"] = [_write_code(TRANSFORMER, being / "transformer"), type(pipeline.transformer).__name__]
+        code = _write_code(TRANSFORMER, being / "transformer", network)
+        index["transformer"] = [code, type(pipeline.transformer).__name__]
         (being / CARD).write_text(card)
         index["_ddm_ray_files"] = records_below(being)  # diffusers takes no name that begins so for a component
         (being / INDEX).write_text(json.dumps(index, indent=2) + "\n")
@@ -86,12 +88,12 @@ def dense_pipeline(components: Components) -> Any:
     )
 
 
-def _write_code(module: str, folder: Path) -> str:
-    """The name of a file of the module, written to `folder`, that no other content has.
+def _write_code(module: str, folder: Path, *others: str) -> str:
+    """The name of a file of the module, and of others, written to `folder`, that no other content has.
 
     Diffusers imports all code of all pipelines from one folder, by the files' names.
     """
-    code = single_file(module)
+    code = single_file(module, *others)
     name = f"{module.rpartition('.')[2]}_{sha256(code.encode()).hexdigest()[:16]}"
     (folder / f"{name}.py").write_text(code, encoding="utf-8")
     return name

@@ -14,9 +14,9 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition
 from ddm_ray.errors import ExpertCountError, SamplingError
 from ddm_ray.sampling.plan import SamplingPlan
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult, validate
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, NetworkCall, SampleRequest, SampleResult, validate
 from ddm_ray.sampling.state import Trajectories, require_finite_result
-from ddm_ray.sampling.trajectory import advance, at_other, begin_at, needs, start, turned
+from ddm_ray.sampling.trajectory import advance, at_other, begin_at, next_calls, start, turned
 
 Field = Callable[[Tensor, Tensor, Any], Tensor]
 """(x_BCHW, t_B, condition) -> velocity_BCHW, or logits_BK for a router."""
@@ -74,7 +74,7 @@ def run(
             if interrupted and turn.planned["starts"][0] and interrupted():
                 state.routing_BSK[:, int(turn.planned["step"][0]) :] = 0  # chosen, and not taken
                 break
-            state = advance(state, answers(needs(state), experts, router))
+            state = advance(state, answers(next_calls(state), experts, router))
             if on_step and turn.chosen and turn.planned["ends"][0]:
                 other_BCHW = on_step(int(turn.planned["step"][0]), float(turn.planned["until"][0]), state.x_BCHW)
                 if other_BCHW is not None:
@@ -82,7 +82,7 @@ def run(
     return state
 
 
-def answers(calls: Sequence[Call], experts: Experts, router: Field | None) -> list[Tensor]:
+def answers(calls: Sequence[NetworkCall], experts: Experts, router: Field | None) -> list[Tensor]:
     """Answers of the networks to each call. SamplingError if a router or an expert that is called isn't there."""
     prefetch: Callable[[int], None] | None = getattr(experts, "prefetch", None)
     if prefetch is None:
@@ -101,7 +101,7 @@ def answers(calls: Sequence[Call], experts: Experts, router: Field | None) -> li
     return [results[call] for call in range(len(calls))]
 
 
-def _answer(call: Call, experts: Experts, router: Field | None) -> Tensor:
+def _answer(call: NetworkCall, experts: Experts, router: Field | None) -> Tensor:
     # No reference outlives the call: the expert may have to make room for the next.
     field = experts[call.expert] if isinstance(call, ExpertCall) else router
     if field is None:
@@ -145,9 +145,9 @@ def drawn_experts(
     with torch.inference_mode():
         state = start(request, info, device)
         assert state.turn is not None
-        num_router_rows = len(state.turn.asks_R)
+        num_router_rows = len(state.turn.routed_R)
         if num_router_rows:
-            state = advance(state, answers(needs(state), (), router))
+            state = advance(state, answers(next_calls(state), (), router))
     assert state.turn is not None
     assert state.turn.chosen is not None
     held_BK = state.turn.chosen.held_BK

@@ -47,8 +47,6 @@ from ddm_ray.store.checksummed import seal, unseal
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 ABSENT = [None, None]
 _FILES = TypeAdapter(dict[FileName, FileRecord])
-# Arguments that say how many layers a network has, and bytes that the header of safetensors has for each at least.
-_LAYERS, _LAYER_BYTES = ("depth", "num_layers", "num_single_layers", "num_refiner_layers"), 200
 
 
 def save(components: Components, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -173,19 +171,10 @@ def _spec(saved: VerifiedFolder, name: str) -> dict[str, Any]:
         kind, flow = config.pop("_class_name"), Flow(**config.pop("flow"))
         config.pop("_ddm_ray_version")
         spec = {"class": kind, "config": config, "flow": flow}
-        _require_layers(config, saved.files[f"{name}/{WEIGHTS}"].bytes)
         weights.build(spec, "meta")
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError, CorruptArtifact) as error:
         raise CorruptArtifact(f"{path}: {brief(error)}") from None
     return spec
-
-
-def _require_layers(config: dict[str, Any], size: int) -> None:
-    """Raise ValueError for more layers than weights of so many bytes can have; to build millions takes hours."""
-    arguments = config.get("arguments", config)
-    layers = [value for name, value in arguments.items() if name in _LAYERS and isinstance(value, int | float)]
-    if sum(layers) > size / _LAYER_BYTES:
-        raise ValueError(f"{sum(layers):.6g} layers don't fit into weights of {size} bytes")
 
 
 def _network(saved: VerifiedFolder, name: str, spec: dict[str, Any]) -> nn.Module:

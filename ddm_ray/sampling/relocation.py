@@ -1,4 +1,4 @@
-"""Components on another device, in another precision, or offloaded: their networks move, as torch's modules do."""
+"""Components on another device, or in another precision: their networks move, as torch's modules do."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from torch import nn
 
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.components import Components
-from ddm_ray.sampling.offload import Offloaded, OffloadedToHost
+from ddm_ray.sampling.offload import Offloaded
 
 
 def move_components(components: Components, device: str | None, dtype: torch.dtype | None) -> Components:
@@ -29,29 +29,6 @@ def move_components(components: Components, device: str | None, dtype: torch.dty
     if components.latents is not None:
         components.latents.to(place)
     return replace(components, models=replace(models, device=place))
-
-
-def offloaded(components: Components, device: str) -> Components:
-    """The components with experts in host memory, two of them at a time also on the device, where all else is.
-
-    SamplingError for experts that are offloaded already, or no networks.
-    """
-    models = components.models
-    experts, dtype = models.experts, models.dtype
-    if isinstance(experts, Offloaded):
-        raise SamplingError("the experts are offloaded already: leave it out")
-    networks = [experts[expert] for expert in range(len(experts))]
-    if any(not isinstance(network, nn.Module | None) for network in networks):
-        raise SamplingError("experts that are no networks of torch can't be offloaded")
-
-    def load(expert: int) -> nn.Module:
-        network = networks[expert]
-        assert isinstance(network, nn.Module)
-        return network.to("cpu")
-
-    host = OffloadedToHost(load, [network is not None for network in networks], device)
-    host.dtype = dtype
-    return move_components(replace(components, models=replace(models, experts=host, device=device)), device, None)
 
 
 def _place(device: str) -> tuple[str, int]:

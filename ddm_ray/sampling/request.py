@@ -30,10 +30,6 @@ class SampleRequest:
     cluster_B: Tensor | None = None
     noise_BCHW: Tensor | None = None
 
-    def strategy(self, num_experts: int) -> Strategy:
-        """The strategy of the settings, `once` where they name none; SamplingError if K is too small for it."""
-        return strategy_of(self.settings, num_experts)
-
     def changed(self, **fields: Any) -> "SampleRequest":
         """The same images with other values for these fields of the settings."""
         return replace(self, settings=self.settings.changed(**fields))
@@ -134,7 +130,7 @@ class RouterCall:
     condition: Condition
 
 
-Call = ExpertCall | RouterCall
+NetworkCall = ExpertCall | RouterCall
 
 
 @dataclass(frozen=True)
@@ -171,7 +167,7 @@ def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
         raise NullConditionError(f"guidance_scale is {scale}, but the models have no classes to guide to: use 1")
     if scale != 1:
         info.null(1)
-    strategy, cluster_B = request.strategy(info.num_experts), request.cluster_B
+    strategy, cluster_B = strategy_of(request.settings, info.num_experts), request.cluster_B
     if isinstance(strategy, Oracle) and (
         cluster_B is None
         or cluster_B.dtype != torch.int64

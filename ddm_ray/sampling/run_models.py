@@ -28,7 +28,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
-from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult, strategy_of
 from ddm_ray.spelling import printable
 
 ModelKind = Literal["mixture", "monolith", "student"]
@@ -73,7 +73,7 @@ class Models:
 
         `on_step` is then called for each expert's images in turn. `interrupted`: see `driver.sample`.
         """
-        held = request.strategy(self.info.num_experts).when == "start"
+        held = strategy_of(request.settings, self.info.num_experts).when == "start"
         if isinstance(self.experts, Offloaded) and held:
             return self._expert_by_expert(request, self.experts, on_step, interrupted)
         return driver.sample(request, self.info, self.experts, self.router, self.device, on_step, interrupted)

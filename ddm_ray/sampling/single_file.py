@@ -1,4 +1,4 @@
-"""One file of Python out of a module of ours and all that it imports of ours, for those who don't have ddm-ray.
+"""One file of Python out of modules of ours and all that they import of ours, for those who don't have ddm-ray.
 
 Diffusers fetches one file of code for each component of a pipeline, and nothing that this imports from beside it.
 """
@@ -18,14 +18,17 @@ HEAD = '''"""{module} of ddm-ray {version} (Apache-2.0) and the modules of it th
 '''
 
 
-def single_file(module: str) -> str:
-    """Source of a module below the sources of all that it imports of ours, as they stand.
+def single_file(module: str, *others: str) -> str:
+    """Source of a module below those of the others, and of all that they import of ours, as they stand.
 
     AssertionError where a name means one thing in one of these modules and another in the next, or a builtin elsewhere.
     """
     meanings: dict[str, Any] = dict(vars(builtins))
     parts = [HEAD.format(module=module, version=ddm_ray.__version__)]
-    for each in _in_order(module, []):
+    modules: list[ModuleType] = []
+    for name in (*others, module):
+        _add_in_order(name, modules)
+    for each in modules:
         source = inspect.getsource(each)
         for symbol in symtable.symtable(source, each.__name__, "exec").get_symbols():
             if symbol.is_assigned() or symbol.is_imported():
@@ -40,15 +43,14 @@ def single_file(module: str) -> str:
     return "\n\n".join(parts)
 
 
-def _in_order(name: str, before: list[ModuleType]) -> list[ModuleType]:
-    """Our modules that this one needs, itself the last, each after those that it needs."""
+def _add_in_order(name: str, before: list[ModuleType]) -> None:
+    """Add our modules that this one needs, and itself, each after those that it needs."""
     module = importlib.import_module(name)
     for node in _imports(inspect.getsource(module)):
         assert node.module is not None
-        _in_order(node.module, before)
+        _add_in_order(node.module, before)
     if module not in before:
         before.append(module)
-    return before
 
 
 def _imports(source: str) -> Iterator[ast.ImportFrom]:

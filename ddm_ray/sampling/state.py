@@ -1,8 +1,8 @@
 """The state of trajectories, as data: images on their way from noise, one row each.
 
 Rows may be anywhere: each has a plan, and a position in it. Nothing here knows how they move; `trajectory` does.
-Shapes: B rows, CHW image, K experts, S steps, N velocities, E entries of one velocity: the rows, and after them once
-more, without their condition, those that are guided.
+Shapes: B rows, R some of them by number, CHW image, K experts, P plans, S steps, N velocities, E entries of one
+velocity: the rows, and after them once more, without their condition, those that are guided.
 """
 
 from collections.abc import Sequence
@@ -58,19 +58,19 @@ class Chosen:
 class Turn:
     """The next velocity of each row. `planned`: its records, (B,) of PLANNED, or one for all rows.
 
-    `asks_R`: numbers of the rows that ask the router for experts, by `question`; `twice_R` of those where the
-    branches are mixed each under its own posterior, which it is asked for after these.
+    `routed_R`: numbers of the rows for which the router is called, by `router_call`; `twice_R` of those where the
+    branches are mixed each under its own posterior, for which it is called after these.
     """
 
     planned: np.ndarray
     point_BCHW: Tensor
-    asks_R: np.ndarray
+    routed_R: np.ndarray
     twice_R: np.ndarray
-    question: RouterCall | None = None
+    router_call: RouterCall | None = None
     chosen: Chosen | None = None
 
     def changed(self, **others: Any) -> "Turn":
-        """The same turn with its question or its experts; what was made out of it stays."""
+        """The same turn with its call of the router or its experts; what was made out of it stays."""
         after = object.__new__(Turn)
         after.__dict__.update(self.__dict__, **others)
         return after
@@ -83,8 +83,8 @@ class Turn:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """The condition of the last question to the router: texts are large, and mostly the same again."""
+class RouterCondition:
+    """The condition of the last call of the router: texts are large, and mostly the same again."""
 
     entries_R: np.ndarray
     null_R: np.ndarray
@@ -118,7 +118,7 @@ class Trajectories:
     router_rows_B: np.ndarray
     turn: Turn | None = None
     layout: Layout | None = None
-    asked: Asked | None = None
+    router_condition: RouterCondition | None = None
 
     def __len__(self) -> int:
         return len(self.plan_B)
@@ -182,7 +182,7 @@ class Trajectories:
             router_rows_B=self.router_rows_B[index_R],
             turn=None,
             layout=None,
-            asked=None,
+            router_condition=None,
         )
 
     @classmethod

@@ -12,12 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_IMAGES = 16
-MAX_NAMED = 20
 INK, PALE = "#333333", "#8a8a8a"
 HUES = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac"]
 
@@ -60,57 +60,29 @@ def plot_routing(
     colors: list[Any] = HUES[:num_experts]
     if num_experts > len(HUES):
         colors = list(colormaps["turbo"](np.linspace(0, 1, num_experts)))
-    # Inches: of a row, of the header with title and legend, of the footer with the axis of times.
-    row, header, footer = 0.85, 0.95, 0.4
-    height = header + shown * row + footer
-    figure = Figure(figsize=(9, height), facecolor="white")
-    grid = figure.add_gridspec(
-        shown,
-        2,
-        width_ratios=(0.01 if images is None else 1, 9.5),
-        left=0.02,
-        right=0.9,
-        top=1 - header / height,
-        bottom=footer / height,
-        wspace=0.03,
-        hspace=0.3,
-    )
-    switches = num_switches(routing_SBK)
-    for number in range(shown):
-        picture, strip = (figure.add_subplot(grid[number, column]) for column in range(2))
+    # Inches: a row is .9 high, title and legend and the axis of times as much together as .9.
+    figure = Figure(figsize=(9, 0.9 * (shown + 1)), facecolor="white", layout="constrained")
+    rows = figure.subplots(shown, 2, squeeze=False, width_ratios=(0.01 if images is None else 1, 9.5))
+    for number, (picture, strip) in enumerate(rows):
         picture.axis("off")
         if images is not None:
             image = np.squeeze(images[number])
             picture.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest" if len(image) < 64 else None)
         _strip(strip, weights_SBK[:, number], times_S.double().cpu().numpy(), colors)
-        title = titles[number] if number < len(titles) else ""
-        strip.set_title(title if len(title) <= 90 else f"{title[:89]}…", loc="left", fontsize=8, color=INK, pad=3)
-        counted = f"{switches[number]} switch{'' if switches[number] == 1 else 'es'}"
-        strip.text(1.012, 0.5, counted, transform=strip.transAxes, va="center", fontsize=8, color=PALE)
-        if number == shown - 1:
-            labels = strip.set_xticks([1, 0.75, 0.5, 0.25, 0], ["t = 1, noise", ".75", ".5", ".25", "0, data"])
-            strip.tick_params(axis="x", length=2, labelsize=8, labelcolor=INK, color=PALE)
-            labels[0].label1.set_horizontalalignment("left")
-            labels[-1].label1.set_horizontalalignment("right")
+        if number < len(titles):
+            strip.set_title(one_line(titles[number], 90), loc="left", fontsize=8, color=INK, pad=3)
+    strip.set_xticks([1, 0.75, 0.5, 0.25, 0], ["t = 1, noise", ".75", ".5", ".25", "0, data"])
+    strip.tick_params(axis="x", length=2, labelsize=8, labelcolor=INK, color=PALE)
     which = f" (the first {shown} of {num_images} images)" if shown < num_images else ""
-    figure.text(0.02, 1 - 0.18 / height, f"Which expert painted what{which}", fontsize=11, color=INK, va="top")
-    total_K = weights_SBK.sum(axis=(0, 1))
-    heaviest = np.argsort(-total_K, kind="stable")[: MAX_NAMED - 1 if (total_K > 0).sum() > MAX_NAMED else MAX_NAMED]
-    handles = [Patch(color=colors[k], label=f"expert {k}") for k in sorted(heaviest) if total_K[k] > 0]
-    if others := int((total_K > 0).sum()) - len(handles):
-        handles.append(Patch(alpha=0, label=f"and {others} more"))
+    used = np.flatnonzero(weights_SBK.any(axis=(0, 1)))
     figure.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(0.014, 1 - 0.4 / height),
-        ncols=min(len(handles), 10),
+        handles=[Patch(color=colors[k], label=f"expert {k}") for k in used],
+        title=f"Which expert painted what{which}",
+        loc="outside upper center",
+        ncols=8,
         frameon=False,
         fontsize=8,
-        labelcolor=INK,
         handlelength=1,
-        handleheight=1,
-        columnspacing=1.2,
-        borderaxespad=0,
     )
     try:
         figure.savefig(path, dpi=150)

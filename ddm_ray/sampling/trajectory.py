@@ -1,8 +1,8 @@
 """Steps of trajectories: which networks to call with what, and what their answers make of the state.
 
-Sans-IO: the in-process driver and the server run this very code, one velocity of all rows at a time. `needs` says the
-calls, `advance` takes their answers; first the router's where any row has to ask it, then the experts'. Both are pure,
-so that a state may be kept, moved, split and joined between them. Shapes: see `state`; R rows of one call.
+Sans-IO: the in-process driver and the server run this very code, one velocity of all rows at a time. `next_calls`
+says the calls, `advance` takes their answers; first the router's where any row is routed, then the experts'. Both are
+pure, so that a state may be kept, moved, split and joined between them. Shapes: see `state`; R rows of one call.
 """
 
 import numpy as np
@@ -15,10 +15,10 @@ from ddm_ray.core.mixture import mix, place
 from ddm_ray.core.solver_schedule import HISTORY, moved
 from ddm_ray.core.transfer import each, spread, upload
 from ddm_ray.errors import NotFiniteError
-from ddm_ray.sampling.choice import choose_experts, chosen_beforehand, question
+from ddm_ray.sampling.choice import choose_experts, chosen_beforehand, router_call
 from ddm_ray.sampling.noise import initial_noise
 from ddm_ray.sampling.plan import AT_START, AT_STEP, AT_VELOCITY, Plans, SamplingPlan, guided
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, validate
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, NetworkCall, SampleRequest, validate
 from ddm_ray.sampling.state import Chosen, Layout, Trajectories, Turn
 
 
@@ -61,19 +61,19 @@ def begin_at(
     )
 
 
-def needs(state: Trajectories) -> list[Call]:
+def next_calls(state: Trajectories) -> list[NetworkCall]:
     """The calls that `advance` takes answers to, in this order; no row may be done."""
     turn = state.turn
     assert turn is not None
     if turn.chosen is None:
-        assert turn.question is not None
-        return [turn.question]
+        assert turn.router_call is not None
+        return [turn.router_call]
     layout = turn.chosen.layout
     x_ECHW, t_E = turn.point_BCHW, turn.t_B
     if layout.guided_G is not None:
         every = len(layout.guided_G) == len(x_ECHW)
         x_ECHW, t_E = (torch.cat([part, part if every else part[layout.guided_G]]) for part in (x_ECHW, t_E))
-    calls: list[Call] = []
+    calls: list[NetworkCall] = []
     for group, condition in zip(layout.groups, layout.conditions, strict=True):
         if group.rows_R is None:
             calls.append(ExpertCall(group.expert, x_ECHW, t_E, condition))
@@ -83,7 +83,7 @@ def needs(state: Trajectories) -> list[Call]:
 
 
 def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
-    """The state after the answers to what it `needs`. NotFiniteError, ExpertCountError for what isn't an answer."""
+    """The state after the answers to its `next_calls`. NotFiniteError, ExpertCountError for what isn't an answer."""
     turn = state.turn
     assert turn is not None
     if turn.chosen is None:
@@ -93,9 +93,9 @@ def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
     restarts_B = turn.chosen.restarts_B
     usable_B = np.where(restarts_B, 0, state.usable_B) if restarts_B.any() else state.usable_B
     router_rows_B = state.router_rows_B
-    if len(turn.asks_R):
+    if len(turn.routed_R):
         router_rows_B = router_rows_B.copy()
-        router_rows_B[turn.asks_R] += 1
+        router_rows_B[turn.routed_R] += 1
         router_rows_B[turn.twice_R] += 1
     after = state.changed(
         weights_BK=turn.chosen.held_BK,
@@ -112,21 +112,21 @@ def advance(state: Trajectories, answers: list[Tensor]) -> Trajectories:
 
 
 def turned(state: Trajectories) -> Trajectories:
-    """The state with its next velocity made out, and its experts too if no row has to ask the router for them."""
+    """The state with its next velocity made out, and its experts too if the router need not be called for any row."""
     planned = state.planned()
     point_BCHW = _moved(state.x_BCHW, state.history, planned["lean"])
     held_B = (state.weights_BK.numpy() > 0).sum(axis=1)
     when_B = state.plans.when[state.plan_B]
-    asks_B = (when_B == AT_VELOCITY) | ((when_B == AT_START) & (held_B == 0))
-    # One expert has no weights to ask for within a step.
-    asks_B |= (when_B == AT_STEP) & (planned["starts"] | (held_B > 1))
-    asks_R = np.flatnonzero(asks_B)
-    if not len(asks_R):
-        return choose_experts(state, Turn(planned, point_BCHW, asks_R, asks_R), None)
-    twice_B = asks_B & state.plans.exact[state.plan_B] & guided(planned)
-    turn = Turn(planned, point_BCHW, asks_R, np.flatnonzero(twice_B))
-    call, asked = question(state, turn)
-    return state.changed(turn=turn.changed(question=call), asked=asked)
+    routed_B = (when_B == AT_VELOCITY) | ((when_B == AT_START) & (held_B == 0))
+    # One expert has no weights to be told within a step.
+    routed_B |= (when_B == AT_STEP) & (planned["starts"] | (held_B > 1))
+    routed_R = np.flatnonzero(routed_B)
+    if not len(routed_R):
+        return choose_experts(state, Turn(planned, point_BCHW, routed_R, routed_R), None)
+    twice_B = routed_B & state.plans.exact[state.plan_B] & guided(planned)
+    turn = Turn(planned, point_BCHW, routed_R, np.flatnonzero(twice_B))
+    call, condition = router_call(state, turn)
+    return state.changed(turn=turn.changed(router_call=call), router_condition=condition)
 
 
 def at_other(state: Trajectories, x_BCHW: Tensor) -> Trajectories:

@@ -14,10 +14,9 @@ from ddm_ray.sampling import batches, choice, noise, state
 from ddm_ray.sampling import plan as plans
 from tests.core import closed_forms
 
-POSTERIOR, MIX, PLACE, GROUPS, TIMES, PARSE, NOISE, UNIFORMS, JOIN = (
+POSTERIOR, MIX, GROUPS, TIMES, PARSE, NOISE, UNIFORMS, JOIN = (
     mixture.posterior,
     mixture.mix,
-    mixture.place,
     mixture.group_rows,
     state.Turn.t_B.func,
     routing.parse_strategy,
@@ -27,8 +26,8 @@ POSTERIOR, MIX, PLACE, GROUPS, TIMES, PARSE, NOISE, UNIFORMS, JOIN = (
 )
 FINITE_ROUTER, GAUSSIAN_ROUTER = closed_forms.FiniteData.router, closed_forms.GaussianMixture.router
 STICKY, NUCLEUS, SAMPLE = routing.Sticky.route, routing.Nucleus.route, routing.SampleK.route
-QUESTION, RULE, SCALE, CONDITIONS, SOLVED, PLAN = (
-    choice.question,
+ROUTER_CALL, RULE, SCALE, CONDITIONS, SOLVED, PLAN = (
+    choice.router_call,
     plans._rule,
     plans.scale_at,
     state.Trajectories.conditions,
@@ -50,8 +49,8 @@ def time_reversed(turn):
 
 
 def time_a_step_late(trajectories, turn):
-    call, asked = QUESTION(trajectories, turn)
-    return replace(call, t_B=(call.t_B - 0.02).clamp(min=0)), asked
+    call, condition = ROUTER_CALL(trajectories, turn)
+    return replace(call, t_B=(call.t_B - 0.02).clamp(min=0)), condition
 
 
 def uniform_posterior(logits_BK, *available):

@@ -129,13 +129,6 @@ def test_zero_is_data_one_is_noise_and_velocity_is_the_derivative() -> None:
     torch.testing.assert_close(flow.target(Flow(), data, noise, torch.rand(3)), flow.velocity(data, noise))
 
 
-def test_dtype_of_the_data_is_kept() -> None:
-    data, noise, t_B = draw(0, 3)
-    for of in PAIRS:
-        assert flow.interpolate(data.float(), noise.float(), t_B, of.path).dtype == torch.float32
-        assert flow.target(of, data.float(), noise.float(), t_B).dtype == torch.float32
-
-
 def test_float32_conversions_are_close_to_float64() -> None:
     data, noise, _ = draw(3, 4)
     t_B = torch.tensor([0.02, 0.3, 0.7, 0.98], dtype=torch.float64)

@@ -128,13 +128,3 @@ def test_scale_zero_draws_clusters_without_a_condition_and_small_scales_do_not(s
 @pytest.mark.parametrize("solver", oracles.EXACT)
 def test_history_restarts_where_guidance_sets_in(solver: str) -> None:
     strategy_oracles.check_history_restarts_with_guidance(solver)
-
-
-@pytest.mark.parametrize("strategy", ["top-1", "sticky", "sample-1", "full"])
-@pytest.mark.parametrize("solver", ["ab2", "heun", "midpoint"])
-def test_every_strategy_goes_through_an_interval(strategy: str, solver: str) -> None:
-    system = closed_forms.guided_gaussians()
-    fields = {"solver": solver, "steps": 12, "guidance_scale": 2.0, "guidance_interval": (0.3, 0.6)}
-    sampled = oracles.sample_system(system, 20, 0, strategy=strategy, **fields)
-    assert sampled.images_BCHW.isfinite().all()
-    torch.testing.assert_close(sampled.routing_SBK.sum(dim=2), torch.ones(12, 20, dtype=torch.float64))

@@ -1,7 +1,5 @@
 """The identities of a mixture on random ones, through the real code, and its parts by hand."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -74,23 +72,6 @@ def test_kept_experts_carry_the_whole_weight(t: float, kept: int, **sizes) -> No
     torch.testing.assert_close(actual, right, rtol=0, atol=1e-12 * (1 + float(each.abs().max())))
 
 
-@pytest.mark.parametrize(("solver", "order"), oracles.ORDERS.items())
-@pytest.mark.parametrize("seed", range(4))
-def test_orders_on_other_gaussians(solver: str, order: int, seed: int) -> None:
-    one = closed_forms.random_gaussians(seed, dim=1 + seed, num_experts=1, num_conditions=1)
-    coarse, fine = (oracles.map_error(solver, steps, one=one) for steps in (128, 256))
-    assert abs(math.log2(coarse / fine) - order) < 0.3
-
-
-def test_a_teacher_by_the_routers_argmax_is_far_off() -> None:
-    system, t = closed_forms.digits(), 0.9
-    x_BCHW, _ = oracles.finite_points(32, t)
-    null_B, times_B = torch.full((32,), system.num_classes), torch.full((32,), t, dtype=torch.float64)
-    right = system.field_of(None)(x_BCHW, times_B, null_B)
-    by_argmax = oracles.mixture_field(system, x_BCHW, t, null_B, strategy="top-1")
-    assert (by_argmax - right).flatten(1).norm(dim=1).mean() > 0.5
-
-
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), num_experts=st.integers(1, 6), data=st.data())
 def test_grouped_sum_is_the_dense_sum(seed, rows, num_experts, data) -> None:
@@ -140,17 +121,6 @@ def test_a_row_that_the_available_cannot_have_made_falls_back_to_their_prior() -
     )
 
 
-@pytest.mark.parametrize("strategy", ["once", "full", "top-1", "nucleus-0.9", "sample-2"])
-def test_without_any_expert_every_strategy_refuses_alike(strategy: str) -> None:
-    with pytest.raises(SamplingError, match="no expert is available") as error:
-        oracles.sample_system(NoExperts(), 2, 0, strategy=strategy)
-    assert error.type is SamplingError
-
-
-class NoExperts:
-    info, router, experts = closed_forms.three_gaussians().info, closed_forms.three_gaussians().router, [None] * 3
-
-
 def test_prior_without_missing_experts() -> None:
     prior_CK = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.6, 0.3, 0.1]])
     actual = available_prior(prior_CK, torch.tensor([True, False, True]))
@@ -161,16 +131,3 @@ def test_prior_without_missing_experts() -> None:
     torch.testing.assert_close(only_empty, torch.tensor([[0.0, 0.5, 0.5]]))
     with pytest.raises(SamplingError, match="no expert is available"):
         available_prior(prior_CK, torch.zeros(3, dtype=torch.bool))
-
-
-def test_errors_per_point_tell_renormalised_from_not() -> None:
-    system = closed_forms.digits()
-    x_BCHW, _ = oracles.finite_points(64, 0.9)
-    null_B, times_B = torch.full((64,), system.num_classes), torch.full((64,), 0.9, dtype=torch.float64)
-    right = system.field_of(None)(x_BCHW, times_B, null_B)
-    probs_BK = system.router(x_BCHW, times_B, null_B).softmax(dim=1)
-    weight_B = probs_BK.topk(2, dim=1).values.sum(dim=1)
-    kept = oracles.mixture_field(system, x_BCHW, 0.9, null_B, strategy="top-2")
-    off = kept * weight_B[:, None, None, None] - right
-    error_B = off.flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)
-    assert error_B.mean() > 1.4 * oracles.top_error(2)

@@ -10,7 +10,8 @@ from ddm_ray.core import flow, names, routing, solvers
 def test_every_name_is_implemented() -> None:
     assert flow.PATHS.keys() == set(get_args(names.PathName))
     assert solvers.SOLVERS.keys() == set(get_args(solvers.SolverName))
-    assert routing.KINDS.keys() == names.STRATEGIES.keys()
+    for form in names.STRATEGIES.values():
+        assert isinstance(routing.parse_strategy(form.example, 8), routing.Strategy)
 
 
 def test_a_number_of_too_many_digits_is_no_name() -> None:

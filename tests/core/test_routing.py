@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddm_ray.core.names import STRATEGIES
 from ddm_ray.core.routing import (
     Full,
     Nucleus,
@@ -25,8 +26,9 @@ from tests.core import closed_forms, oracles, strategy_oracles
 from tests.core.strategy_oracles import probabilities, route
 
 EVERY = (
-    *("full", "once", "oracle", "top-1", "top-2", "sample-1", "sample-2", "sticky", "sticky-0.4", "threshold-0.1"),
-    *("threshold-0.9", "nucleus-0.4", "nucleus-0.95", "nucleus-1", "nucleus-0.9-0.5", "nucleus-0.9-4"),
+    *(form.example for form in STRATEGIES.values()),
+    *("top-1", "sample-2", "sticky-0.4", "threshold-0.9", "nucleus-0.4", "nucleus-1", "nucleus-0.9-0.5"),
+    "nucleus-0.9-4",
 )
 NAMES = (
     *EVERY,
@@ -45,7 +47,7 @@ def test_names_are_accepted_and_refused_as_documented() -> None:
     for name in accepted:
         parse_strategy(name, 8)
     for name in set(NAMES) - accepted:
-        with pytest.raises(SamplingError, match=r"for 8 experts: use once, full, .* \(k from 1 to 8\)") as error:
+        with pytest.raises(SamplingError, match=r"for 8 experts: use once, full, .*\(k from 1 to 8\)") as error:
             parse_strategy(name, 8)
         assert str(error.value).startswith(f"unknown strategy {name!r} ") and "\n" not in str(error.value)
     assert parse_strategy("sticky", 8) == parse_strategy("sticky-0.1", 8)

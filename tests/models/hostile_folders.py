@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import struct
 from collections.abc import Callable
@@ -112,11 +111,7 @@ def pickled(name: str, replaces: str = "*.safetensors") -> Change:
     def change(root: Path) -> None:
         for path in (root / name).parent.glob(replaces):
             path.unlink()
-        canary = str(root.parent / "CANARY")
-        if name.endswith(".pkl"):
-            (root / name).write_bytes(pickle.dumps(Payload(canary)))
-        else:
-            torch.save({"weight": Payload(canary)}, root / name)
+        torch.save({"weight": Payload(str(root.parent / "CANARY"))}, root / name)
 
     return change
 
@@ -149,45 +144,34 @@ def resealed(change: Change) -> Change:
     return changed
 
 
-DEEP = {"config.json": b"[" * 10**7, "tokenizer_config.json": b'{"a":' * 10**6}
 TEXT_FAULTS: dict[str, Change] = {
     "auto_map of another type": fields(
         "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
     ),
-    "auto_map of a known type": fields("config.json", auto_map={"AutoConfig": "evil.Config"}),
     "auto_map elsewhere": fields("config.json", auto_map={"AutoModel": "evil/evil--evil.Model"}),
     "auto_map within": fields("config.json", text_config={"auto_map": {"AutoConfig": "evil.Config"}}),
     "auto_map of the tokenizer": fields("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}),
     "auto_map as a list": fields("tokenizer_config.json", auto_map=["evil.Tokenizer", None], tokenizer_class="Evil"),
     "trust": fields("config.json", trust_remote_code=True),
-    "custom_pipelines": fields("config.json", custom_pipelines={"evil": {"impl": "evil.Evil"}}),
     "quantization": fields("config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "kernels": fields("config.json", attn_implementation="evil/kernel"),
     "an adapter": fields("adapter_config.json", base_model_name_or_path="evil/evil", peft_type="LORA"),
     "code beside": lambda root: shutil.copy(root.parent / "evil.py", root / "pipeline.py"),
     "pickled weights": pickled("pytorch_model.bin"),
-    "a pickle": pickled("model.pkl"),
-    "pickled tensors": pickled("model.pt"),
     "a pickle by another name": pickled("model.safetensors"),
     "a pickled shard": lambda root: (
         pickled("shard.bin")(root),
         fields("pytorch_model.bin.index.json", metadata={}, weight_map={"weight": "shard.bin"})(root),
     ),
     "a link out": link("model.safetensors", "kept"),
-    "a config elsewhere": link("config.json", "kept"),
     "a link to itself": link("config.json", "config.json"),
     "a vocabulary elsewhere": link("tokenizer.json", "/etc/passwd"),
     "a pipe for a config": pipe("config.json"),
     "a pipe for weights": pipe("model.safetensors"),
-    "a pipe for a vocabulary": pipe("tokenizer.json"),
-    "a deep config": bytes_of("config.json", DEEP["config.json"]),
-    "a deep tokenizer's": bytes_of("tokenizer_config.json", DEEP["tokenizer_config.json"]),
-    "a config of some depth": bytes_of("config.json", b'{"a":' * 900 + b"0" + b"}" * 900),
+    "a deep config": bytes_of("config.json", b"[" * 10**7),
     "a config of 1 GiB": bytes_of("config.json", b"{", 1 << 30),
-    "a vocabulary of 1 GiB": bytes_of("tokenizer.json", b"{", 1 << 30),
     "a header of 1 EiB": bytes_of("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"),
     "an index out": renamed("", weight="../outside.safetensors"),
-    "an index to the root": renamed("", weight="/etc/passwd"),
     "an index that is none": renamed("evil"),
     "another tokenizer": fields("tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer"),
     "no tokenizer's name": fields("tokenizer_config.json", tokenizer_class=["evil", "Tokenizer"]),
@@ -198,7 +182,6 @@ TEXT_FAULTS: dict[str, Change] = {
 }
 VAE_FAULTS: dict[str, Change] = {
     "another module's": fields("config.json", _class_name=["evil", "Evil"]),
-    "another class": fields("config.json", _class_name="DiffusionPipeline"),
     "auto_map": fields("config.json", auto_map={"AutoModel": "evil.Evil"}),
     "pickled weights": pickled("diffusion_pytorch_model.bin"),
     "layers without end": fields("config.json", layers_per_block=10**7),
@@ -216,8 +199,6 @@ IMAGE_FAULTS: dict[str, Change] = {
 OURS_FAULTS: dict[str, Change] = {
     "any model": fields("model_index.json", text_encoder=["transformers", "AutoModel"]),
     "a module": fields("model_index.json", text_encoder=["evil", "Model"]),
-    "a function": fields("model_index.json", tokenizer=["transformers", "pipeline"]),
-    "a pipeline": fields("model_index.json", text_encoder=["diffusers", "DiffusionPipeline"]),
     "auto_map": fields("text_encoder/config.json", auto_map={"AutoModel": "evil.Model"}),
     "auto_map of the tokenizer": fields(
         "tokenizer/tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}

@@ -1,6 +1,8 @@
 """The contract of NETWORKS: every kind is configured, built, counted, checkpointed, saved and exported alike."""
 
 import json
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,15 @@ from torch import Tensor, nn
 
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.config.networks import NETWORKS
+from ddm_ray.core.condition import Text
 from ddm_ray.models import weights
 from ddm_ray.models.compiled import lists_of_blocks
-from ddm_ray.models.dense_transformer import NETWORKS as EXPORTED
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 from ddm_ray.models.network import Network, checkpoint_activations
 from ddm_ray.models.rows import rows_of_zeros
 from ddm_ray.models.spec import denoiser_spec
+from ddm_ray.sampling.dense_export import TRANSFORMER
+from ddm_ray.sampling.single_file import single_file
 
 TOKENS, IMAGE = 4, (4, 8, 8)
 SD3 = {"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 2, "pos_embed_max_size": 8}
@@ -103,5 +107,19 @@ def test_a_network_leaves_out_tokens_if_it_says_so(kind: str) -> None:
             config_of(kind, "expert.train.mask_ratio=0.5", "expert.train.unmasked_steps=1")
 
 
-def test_every_network_can_be_exported_for_diffusers() -> None:
-    assert EXPORTED.keys() == NETWORKS.keys()
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_network_is_exported_with_its_code(kind: str, tmp_path: Path) -> None:
+    """One file with nothing of ours to import, of which the network is the same to the bit."""
+    network = network_of(kind).eval()
+    code = single_file(TRANSFORMER, type(network).__module__)
+    assert "import ddm_ray" not in code and "from ddm_ray" not in code
+    (tmp_path / f"exported_{kind}.py").write_text(code)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(tmp_path)
+        exported = import_module(f"exported_{kind}").DenseTransformer(kind, network.config, {}, IMAGE).eval()
+    exported.field.load_state_dict(network.state_dict())
+    x_BCHW, t_B, text = rows_of_zeros(network, 2, IMAGE, TOKENS)
+    assert isinstance(text, Text)
+    given = {"encoder_hidden_states": text.tokens_BLE, "pooled_projections": text.pooled_BP}
+    output = exported(torch.ones_like(x_BCHW), t_B + 0.5, **given).sample  # type: ignore[arg-type]
+    assert torch.equal(output, predicted(network))

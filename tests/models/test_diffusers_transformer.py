@@ -116,24 +116,6 @@ def test_pixart_alone_masks_its_text() -> None:
         assert (change_B[1:] > 1e-4).tolist() == [name != PIXART] * 2
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_do_not_leak_into_each_other(name: str) -> None:
-    model, (x_BCHW, t_B, text) = network(name).double(), rows(dtype=torch.float64)
-    together = model(x_BCHW, t_B.double(), text)
-    alone = torch.cat([model(x_BCHW[[row]], t_B[[row]].double(), text[[row]]) for row in range(3)])
-    torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
-    assert (together[0] - together[1]).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_time_text_and_image_all_matter(name: str) -> None:
-    model, (x_BCHW, t_B, text) = network(name), rows()
-    before = model(x_BCHW, t_B, text)
-    other_text = Text(text.tokens_BLE + 1, text.mask_BL, text.pooled_BP)
-    for after in (model(x_BCHW + 1, t_B, text), model(x_BCHW, 1 - t_B, text), model(x_BCHW, t_B, other_text)):
-        assert (after - before)[[0, 2]].abs().amax((1, 2, 3)).min() > 1e-4
-
-
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
 def test_packing_and_back_is_nothing(num_rows: int, rows_of: int, columns: int, channels: int) -> None:
     x_BCHW = torch.randn(num_rows, channels, 2 * rows_of, 2 * columns)
@@ -145,18 +127,6 @@ def test_packing_and_back_is_nothing(num_rows: int, rows_of: int, columns: int, 
     row, column = ids_N3[last, 1:].tolist()
     square_BC22 = x_BCHW[:, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
     assert torch.equal(tokens_BNE[:, last], square_BC22.flatten(1))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_is_built_without_memory_and_loads_what_was_saved(name: str) -> None:
-    model, (x_BCHW, t_B, text) = network(name), rows()
-    spec = weights.spec_of_model(model)
-    assert spec == {"class": "DiffusersTransformer", "config": {"name": name, "arguments": ARGUMENTS[name]}}
-    empty = weights.build(spec, "meta")
-    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
-    assert {n: p.shape for n, p in empty.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
-    again = weights.load_model(spec, weights.weights_as_bytes(model, spec)[0])
-    assert torch.equal(again(x_BCHW, t_B, text), model(x_BCHW, t_B, text))
 
 
 @pytest.mark.parametrize("name", NAMES)

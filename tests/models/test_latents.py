@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ddm_ray.config import LatentsConfig
-from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
+from ddm_ray.errors import ConfigError, CorruptArtifact
 from ddm_ray.models.latents import Latents
 
 
@@ -77,33 +77,12 @@ def test_an_autoencoder_that_does_not_fit_is_refused(tmp_path: Path, autoencoder
 
 
 def test_an_autoencoder_that_is_not_whole_is_refused(tmp_path: Path, autoencoder: AutoencoderKL) -> None:
-    """diffusers itself would draw at random what a file lacks."""
-    folder = tmp_path / "vae"
-    autoencoder.save_pretrained(folder)
-    assert Latents.from_pretrained(str(folder)).channels == 4
-    file = folder / "diffusion_pytorch_model.safetensors"
-    intact = load_file(file)
-    name = "decoder.conv_in.weight"
-    for tensors, message in (
-        ({key: tensor for key, tensor in intact.items() if key != name}, rf"lacks the tensor {name}"),
-        (intact | {name: torch.zeros(1)}, rf"has another shape than its config says: tensor {name}"),
-        (intact | {"stray": torch.zeros(1)}, "is no AutoencoderKL alone: has the tensor stray"),
-    ):
-        save_file(tensors, file, metadata={"format": "pt"})
-        with pytest.raises(CorruptArtifact, match=f"^autoencoder {folder}: {message}; fetch it again$"):
-            Latents.from_pretrained(str(folder))
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(TruncatedWeights, match=f"^{file}: not whole safetensors"):
-        Latents.from_pretrained(str(folder))
-    # A pickle beside it is no way out.
-    file.unlink()
-    torch.save(intact, file.with_suffix(".bin"))
-    with pytest.raises(CorruptArtifact, match=f"^autoencoder {folder}: can't be loaded"):
-        Latents.from_pretrained(str(folder))
-    for text, message in (("[]", "not an object"), ("{", "not JSON")):
-        (folder / "config.json").write_text(text)
-        with pytest.raises(CorruptArtifact, match=rf"config\.json: {message}; fetch it again$"):
-            Latents.from_pretrained(str(folder))
+    """diffusers itself would draw at random what a file lacks; `test_text` has all that may be wrong."""
+    autoencoder.save_pretrained(tmp_path)
+    file, name = tmp_path / "diffusion_pytorch_model.safetensors", "decoder.conv_in.weight"
+    save_file({key: each for key, each in load_file(file).items() if key != name}, file, metadata={"format": "pt"})
+    with pytest.raises(CorruptArtifact, match=f"^autoencoder {tmp_path}: lacks the tensor {name}; fetch it again$"):
+        Latents.from_pretrained(str(tmp_path))
 
 
 def test_without_diffusers_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

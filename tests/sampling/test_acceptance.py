@@ -84,11 +84,6 @@ def test_what_counts_is_what_was_accepted_whatever_its_island_writes(run: Run) -
     load_models(run)
 
 
-def test_accepting_again_is_harmless(run: Run) -> None:
-    first = accept_made(run, EXPERT)
-    assert accept_made(run, EXPERT) == first
-
-
 @pytest.mark.parametrize("change", [lambda tensors: tensors[:-8], lambda _: b"{}"])
 def test_what_is_no_network_is_not_accepted(run: Run, change: Callable[[bytes], bytes]) -> None:
     rewrite(run, change)

@@ -7,10 +7,10 @@ import torch
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.serialization import pack, unpack
 from ddm_ray.sampling.state import Trajectories
-from ddm_ray.sampling.trajectory import advance, needs, start, turned
+from ddm_ray.sampling.trajectory import advance, next_calls, start, turned
 from tests.core import closed_forms, oracles
 from tests.sampling.test_joined_rows import SYSTEM, one_velocity
 
@@ -64,7 +64,7 @@ def test_a_preview_of_data_without_spread_is_the_data(solver: str) -> None:
     state = start(SampleRequest((1, 2), torch.zeros(2, dtype=torch.int64), chosen), one.info())
     while not state.done_B.any():
         ends = bool(state.planned()["ends"][0])
-        state = advance(state, driver.answers(needs(state), one.experts, None))
+        state = advance(state, driver.answers(next_calls(state), one.experts, None))
         if ends:
             right = one.mean_CKD[0, 0].expand(2, 1, 1, -1)
             torch.testing.assert_close(state.foreseen().images_BCHW, right, rtol=0, atol=1e-7)

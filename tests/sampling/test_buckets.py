@@ -33,12 +33,6 @@ def test_less_than_a_third_of_a_call_is_padding(most: int, data: st.DataObject) 
     assert size - count < size / 3
 
 
-def test_a_seventh_of_all_calls_is_padding() -> None:
-    sizes = bucket_sizes(1024)
-    computed = sum(min(size for size in sizes if size >= count) for count in range(1, 1025))
-    assert 1 - sum(range(1, 1025)) / computed == pytest.approx(1 / 7, rel=0.02)
-
-
 def call(kind: dict, count: int) -> tuple[Tensor, Tensor, Condition]:
     """Inputs of a network; rows are drawn one after another, so that a smaller call has the first of a larger one."""
     draw = torch.Generator().manual_seed(5)

@@ -77,7 +77,7 @@ def test_pipelines_of_several_versions_keep_to_their_own_code(tmp_path: Path, mo
         "still": ("return_dict else (velocity_BCHW,)", "return_dict else (0 * velocity_BCHW,)"),
     }
     for name, (old, new) in changes.items():
-        monkeypatch.setattr(dense_export, "single_file", lambda module, o=old, n=new: source(module).replace(o, n))
+        monkeypatch.setattr(dense_export, "single_file", lambda *modules, o=old, n=new: source(*modules).replace(o, n))
         save_dense(pipeline.components, "a card", tmp_path / name)
     noise_BCHW = noise.initial_noise(SEEDS, (3, 4, 4))
     expected = {

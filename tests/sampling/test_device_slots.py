@@ -169,11 +169,6 @@ def test_answers_stay_to_the_bit(model: nn.Module, dtype: torch.dtype) -> None:
         assert torch.equal(made(*inputs), model(*inputs))
 
 
-def test_a_network_in_bf16_takes_half_of_the_memory() -> None:
-    wide = expert(0, width=64)
-    assert PackedWeights(copy.deepcopy(wide).to(torch.bfloat16)).num_bytes < 0.55 * PackedWeights(wide).num_bytes
-
-
 def test_tensors_lie_where_libraries_like_them_and_tied_ones_are_one() -> None:
     tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     tied[1].weight = tied[0].weight
@@ -194,13 +189,6 @@ def test_experts_of_several_forms_share_the_slots() -> None:
     right = driver.sample(request("full"), INFO, mixed, router)
     assert torch.equal(driver.sample(request("full"), INFO, experts, router).images_BCHW, right.images_BCHW)
     assert len(experts._forms) == 4 and len({id(slot.block) for slot in experts._free}) == 0
-
-
-def test_gaps_stay_and_one_expert_needs_one_place() -> None:
-    experts = OffloadedToHost(lambda number: EXPERTS[number], [False, True, False], "cpu")
-    assert experts[0] is None and len(experts) == 3 and len(experts._free) == 1
-    inputs = torch.randn(2, 1, 4, 4), torch.rand(2), torch.arange(2)
-    assert torch.equal(experts[1](*inputs), EXPERTS[1](*inputs))
 
 
 def test_a_fetch_that_fails_is_told_where_the_expert_is_called_and_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:

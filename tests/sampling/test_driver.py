@@ -8,7 +8,7 @@ import torch
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, TimeError
-from ddm_ray.sampling.driver import drawn_experts, mixture_velocity, run, sample, with_available
+from ddm_ray.sampling.driver import drawn_experts, mixture_velocity, run, sample
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.trajectory import start
 from tests.core import closed_forms, missing_expert_oracles
@@ -103,17 +103,6 @@ def test_velocity_at_both_ends() -> None:
     torch.testing.assert_close(at_data, -x_BCHW, rtol=0, atol=1e-12)
 
 
-def test_velocity_takes_the_requests_fields_and_refuses_what_it_cannot_meet() -> None:
-    system, x_BCHW = closed_forms.guided_gaussians(), torch.ones(2, 1, 1, 2, dtype=torch.float64)
-    arguments = (x_BCHW, 0.5, torch.tensor([0, 1]), system.info(), system.experts, system.router)
-    drawn = [mixture_velocity(*arguments, settings=SamplingSettings(), seeds=(seed, seed)) for seed in range(12)]
-    assert len({float(v[0].sum()) for v in drawn}) == 3
-    with pytest.raises(SamplingError, match="2 seeds with 3 conditions"):
-        mixture_velocity(x_BCHW, 0.5, torch.tensor([0, 1, 1]), system.info(), system.experts, system.router)
-    with pytest.raises(SamplingError, match="unknown strategy 'top-4'"):
-        mixture_velocity(*arguments, settings=SamplingSettings(strategy="top-4"))
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("strategy", ["full", "once", "top-1"])
 def test_a_velocity_that_is_not_finite_names_the_expert_and_t(bad: float, strategy: str) -> None:
@@ -167,9 +156,3 @@ def test_drawn_experts_are_those_that_sample() -> None:
     assert num_router_rows == 0
     assert torch.equal(sample(WANTED, system.info(), system.experts).experts_SB, expert_B.expand(2, 40))
     assert set(expert_B.tolist()) == {0, 1, 2}
-
-
-def test_who_lives_is_who_is_there_and_was_alive() -> None:
-    info = closed_forms.three_gaussians().info().with_available(torch.tensor([True, True, False]))
-    experts = [None, torch.sin, torch.cos]
-    assert with_available(info, experts).available_K.tolist() == [False, True, False]

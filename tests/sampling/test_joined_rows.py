@@ -15,10 +15,10 @@ from ddm_ray.core.condition import Text
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.packing import pack, pack_call, unpack, unpack_call
 from ddm_ray.sampling.request import ExpertCall, MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.serialization import pack, pack_call, unpack, unpack_call
 from ddm_ray.sampling.state import Trajectories
-from ddm_ray.sampling.trajectory import advance, needs, start, turned
+from ddm_ray.sampling.trajectory import advance, next_calls, start, turned
 from tests.core import closed_forms
 from tests.sampling.test_trajectory import EVERY
 
@@ -46,7 +46,7 @@ def requests(draw: st.DrawFn, first_seed: int) -> SampleRequest:
 
 
 def answers(state: Trajectories) -> list[torch.Tensor]:
-    return driver.answers(needs(state), SYSTEM.experts, SYSTEM.router)
+    return driver.answers(next_calls(state), SYSTEM.experts, SYSTEM.router)
 
 
 def one_velocity(state: Trajectories) -> Trajectories:
@@ -171,8 +171,8 @@ def test_packed_rows_go_on_elsewhere(strategy: str, text: bool) -> None:
         if velocities in (0, 3, 4):
             state = turned(unpack(pack(state), info))
         while state.turn.chosen is None:
-            state = advance(state, driver.answers(needs(state), experts, router))
-        state, velocities = advance(state, driver.answers(needs(state), experts, router)), velocities + 1
+            state = advance(state, driver.answers(next_calls(state), experts, router))
+        state, velocities = advance(state, driver.answers(next_calls(state), experts, router)), velocities + 1
     assert torch.equal(state.result().images_BCHW, right.images_BCHW)
     assert_same(unpack(pack(state), info).result(), right)
 

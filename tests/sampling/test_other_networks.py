@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.models import weights
 from ddm_ray.models.spec import spec_of
-from ddm_ray.run.graph import MONOLITH, ROUTER, Artifact, expert
+from ddm_ray.run.graph import ROUTER, Artifact, expert
 from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 from ddm_ray.run.run import Run
@@ -48,7 +48,7 @@ def run(made: Run, tmp_path: Path) -> Run:
     return Run.open(str(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("artifact", [expert(0), ROUTER, MONOLITH])
+@pytest.mark.parametrize("artifact", [expert(0), ROUTER])
 @pytest.mark.parametrize(
     ("change", "differs"),
     [

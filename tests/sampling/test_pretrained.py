@@ -124,14 +124,6 @@ def test_diffusers_transformers_survive_a_round_trip(tmp_path: Path) -> None:
     assert torch.equal(pipeline(**pipeline_inputs).images, again(**pipeline_inputs).images)
 
 
-def test_unconditional_models_survive_a_round_trip(tmp_path: Path) -> None:
-    pipeline = DDMPipeline(models("nothing"))
-    pipeline.save_pretrained(tmp_path / "saved")
-    again = DDMPipeline.from_pretrained(tmp_path / "saved")
-    pipeline_inputs = {**SETTINGS, "prompt": ["", None], "strategy": "full"}
-    assert torch.equal(pipeline(**pipeline_inputs).images, again(**pipeline_inputs).images)
-
-
 def test_other_paths_and_predictions_survive_a_round_trip(tmp_path: Path) -> None:
     flows = tuple(Flow(path, prediction) for path in ("cosine", "ddpm") for prediction in PREDICTIONS[:2])
     pipeline = classes(flows=flows, router_path="cosine")

@@ -55,7 +55,7 @@ def text_model(seed: int = 0) -> CLIPTextModel:
 
 
 def text_encoder(folder: Path, seed: int = 0) -> TextEncoder:
-    return TextEncoder.from_components(tokenizer(folder), text_model(seed), None)
+    return TextEncoder(tokenizer(folder), text_model(seed), None)
 
 
 def autoencoder() -> AutoencoderKL:

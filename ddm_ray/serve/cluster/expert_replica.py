@@ -18,8 +18,8 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
 from ddm_ray.jobs.published import Weights
 from ddm_ray.run.graph import ROUTER
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.packing import pack, pack_velocity, unpack, unpack_call
 from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info
+from ddm_ray.sampling.serialization import pack, pack_velocity, unpack, unpack_call
 from ddm_ray.serve.cluster.velocities import Endpoint, VelocityServer
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Computing, Networks
@@ -80,7 +80,7 @@ class ExpertReplica:
         return pack(segment.rows), segment.needed_B, segment.waited_s
 
     async def velocity(self, packed: bytes, weights: Pair) -> bytes:
-        """Velocity of this expert for a packed call (`sampling.packing`), in one batch with calls of others."""
+        """Velocity of this expert for a packed call (`sampling.serialization`), in one batch with calls of others."""
         await self._engine(weights)
         return pack_velocity(await asyncio.wrap_future(self._asked(weights, packed)))
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.packing import pack, pack_call, unpack, unpack_velocity
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, NetworkCall
+from ddm_ray.sampling.serialization import pack, pack_call, unpack, unpack_velocity
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.serve.cluster.replicas import Replicas, is_lacking, is_starting
 from ddm_ray.serve.cluster.velocities import VelocityClient
@@ -158,7 +158,7 @@ async def _unless_done(answer: "asyncio.Future[Any]", check: Awaitable[None]) ->
 
 def answer_from(
     runners: Sequence[RemoteRunner | None], router: Field | None, on_calls: OnCalls
-) -> Callable[[Sequence[Call]], list[Tensor]]:
+) -> Callable[[Sequence[NetworkCall]], list[Tensor]]:
     """An Answer for an engine: the router's here, the experts' from their replicas, all at once.
 
     The engine calls it in its thread. Call this function in the event loop of the handles.
@@ -173,7 +173,7 @@ def answer_from(
     async def through_serve(calls: Sequence[ExpertCall]) -> list[Tensor]:
         return await asyncio.gather(*(runner_of(call).velocity(call) for call in calls))
 
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
+    def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
         experts = [call for call in calls if isinstance(call, ExpertCall)]
         if not experts:
             return driver.answers(calls, (), router)

@@ -22,7 +22,7 @@ import zmq
 from torch import Tensor
 from zmq.auth import Authenticator
 
-from ddm_ray.sampling.packing import pack_velocity, unpack_velocity
+from ddm_ray.sampling.serialization import pack_velocity, unpack_velocity
 from ddm_ray.serve.engine.versions import LOG
 from ddm_ray.spelling import one_line
 

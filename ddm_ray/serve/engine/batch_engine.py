@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ddm_ray.errors import DDMError, ServeError
-from ddm_ray.sampling.request import Call, ExpertCall
+from ddm_ray.sampling.request import ExpertCall, NetworkCall
 from ddm_ray.sampling.state import Trajectories, require_finite_result
-from ddm_ray.sampling.trajectory import advance, needs, turned
+from ddm_ray.sampling.trajectory import advance, next_calls, turned
 from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, joined_call
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
 from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S, Job, Scheduler
 
-Answer = Callable[[Sequence[Call]], list[Tensor]]
+Answer = Callable[[Sequence[NetworkCall]], list[Tensor]]
 """Answers of networks to calls, in their order."""
 
 
@@ -236,7 +236,7 @@ class BatchEngine:
             state = batch.state if batch.state.turn else turned(batch.state)
             assert state.turn is not None
             if state.turn.chosen is None:
-                state = advance(state, self._answer(needs(state)))
+                state = advance(state, self._answer(next_calls(state)))
             batch = RowBatch(batch.parts, state)
             away = self._elsewhere(batch)
             if not away:
@@ -246,7 +246,7 @@ class BatchEngine:
                 return None
             batch = staying
         self._batch = batch
-        after = RowBatch(batch.parts, advance(batch.state, self._answer(needs(batch.state))))
+        after = RowBatch(batch.parts, advance(batch.state, self._answer(next_calls(batch.state))))
         self._pace.keep(after.state.x_BCHW)
         # From the end of one to the end of the next, so that the work between them counts.
         self._ended = self._clock()

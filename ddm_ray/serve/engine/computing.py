@@ -21,8 +21,8 @@ from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.remedies import Give
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.buckets import Buckets, Padded, bucket_sizes
+from ddm_ray.sampling.cuda_graphs import Graphs
 from ddm_ray.sampling.driver import Field
-from ddm_ray.sampling.graphs import Graphs
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import dtype_of, load_weights
 from ddm_ray.serve.engine.scheduler import MAX_ROWS

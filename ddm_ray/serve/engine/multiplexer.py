@@ -14,7 +14,7 @@ from torch import Tensor
 from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
-from ddm_ray.sampling.request import Call
+from ddm_ray.sampling.request import NetworkCall
 from ddm_ray.serve.engine.batch import Pace
 from ddm_ray.serve.engine.batch_engine import STOPS, BatchEngine
 from ddm_ray.serve.engine.runner import ExpertError
@@ -48,7 +48,7 @@ class Multiplexer:
         self._changed, self._closed = threading.Condition(), False
         pace, named = Pace(), _NamedFailures(experts)
 
-        def answer(calls: Sequence[Call]) -> list[Tensor]:
+        def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
             return driver.answers(calls, named, router)
 
         def engine(here_K: np.ndarray | None) -> BatchEngine:

@@ -172,9 +172,9 @@ def resolve(
         cluster_B = torch.zeros(count, dtype=torch.int64)
         sample = replace(sample, settings=sample.settings.changed(strategy="oracle"), cluster_B=cluster_B)
     try:
-        if not alone and isinstance(sample.strategy(info.num_experts), Oracle):
-            raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
         plan = SamplingPlan.of(sample.settings, info)
+        if not alone and isinstance(plan.rule.strategy, Oracle):
+            raise RequestError("strategy oracle needs images whose cluster is known: use once", "strategy")
     except SamplingError as error:
         raise RequestError(str(error), "strategy") from None
     _require_affordable(count, plan)

@@ -113,13 +113,13 @@ def test_a_fingerprint_is_of_the_content(tmp_path: Path) -> None:
 def test_another_vocabulary_is_another_text_encoder(tmp_path: Path) -> None:
     tiny_components.text_model().save_pretrained(tmp_path)
     words = tiny_components.tokenizer(tmp_path)
-    one = TextEncoder.from_components(words, tiny_components.text_model(), 5)
-    assert one.fingerprint() == TextEncoder.from_components(words, tiny_components.text_model(), 5).fingerprint()
+    one = TextEncoder(words, tiny_components.text_model(), 5)
+    assert one.fingerprint() == TextEncoder(words, tiny_components.text_model(), 5).fingerprint()
     others = (
-        TextEncoder.from_components(words, tiny_components.text_model(), 4),
-        TextEncoder.from_components(words, tiny_components.text_model(1), 5),
-        TextEncoder.from_components(tokenizer(begins=False), tiny_components.text_model(), 5),
-        TextEncoder.from_components(words, tiny_components.text_model(), 5, pooled=one),
+        TextEncoder(words, tiny_components.text_model(), 4),
+        TextEncoder(words, tiny_components.text_model(1), 5),
+        TextEncoder(tokenizer(begins=False), tiny_components.text_model(), 5),
+        TextEncoder(words, tiny_components.text_model(), 5, pooled=one),
     )
     assert len({one.fingerprint(), *(other.fingerprint() for other in others)}) == 5
 

@@ -22,9 +22,9 @@ from ddm_ray.errors import RunError, SamplingError, ServeError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.packing import pack, pack_call, unpack
 from ddm_ray.sampling.request import ExpertCall, SampleRequest
 from ddm_ray.sampling.run_models import load_trained, mixture_info
+from ddm_ray.sampling.serialization import pack, pack_call, unpack
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.cluster.addresses import is_loopback
 from ddm_ray.serve.cluster.app import build_app

@@ -8,9 +8,9 @@ import torch
 
 from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.packing import pack_call
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.run_models import load_trained
+from ddm_ray.sampling.serialization import pack_call
 from ddm_ray.serve.cluster import expert_replica
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica
 from ddm_ray.serve.cluster.velocities import Endpoint, VelocityClient

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.run_models import mixture_info
+from ddm_ray.sampling.serialization import pack, unpack
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.cluster import expert_replica
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica

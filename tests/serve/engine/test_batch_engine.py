@@ -15,7 +15,7 @@ from torch import Tensor
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import ServeError
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.request import Call, ExpertCall, MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.request import ExpertCall, MixtureInfo, NetworkCall, SampleRequest, SampleResult
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch import Pace
@@ -38,12 +38,12 @@ class Clock:
 
     now: float = 0.0
     a_call: float = 0.0
-    calls: list[Sequence[Call]] = field(default_factory=list)
+    calls: list[Sequence[NetworkCall]] = field(default_factory=list)
 
     def __call__(self) -> float:
         return self.now
 
-    def answer(self, calls: Sequence[Call]) -> list[Tensor]:
+    def answer(self, calls: Sequence[NetworkCall]) -> list[Tensor]:
         self.calls.append(calls)
         self.now += self.a_call
         return HERE(calls)
@@ -250,7 +250,7 @@ def test_calls_of_others_are_answered_in_batches_of_their_size() -> None:
 def test_an_engine_runs_in_a_thread_until_it_is_closed() -> None:
     held = threading.Event()
 
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
+    def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
         held.wait(60)
         return HERE(calls)
 

@@ -15,7 +15,7 @@ from ddm_ray.errors import ServeError
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.buckets import bucket_sizes
-from ddm_ray.sampling.graphs import Graphs
+from ddm_ray.sampling.cuda_graphs import Graphs
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.sampling.trajectory import start

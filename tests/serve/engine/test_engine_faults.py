@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.errors import NotFiniteError, ServeError
-from ddm_ray.sampling.request import Call, ExpertCall
+from ddm_ray.sampling.request import ExpertCall, NetworkCall
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.runner import AwayError
@@ -39,7 +39,7 @@ def test_an_expert_that_does_not_answer_ends_those_that_need_it() -> None:
     asked = [request(seed, strategy="top-1") for seed in range(12)]
     away = int(alone(asked[0]).experts_SB[-1, 0])
 
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
+    def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
         if any(isinstance(call, ExpertCall) and call.expert == away for call in calls):
             raise AwayError("it has no replica", away)
         return HERE(calls)
@@ -59,7 +59,7 @@ def test_an_expert_that_does_not_answer_ends_those_that_need_it() -> None:
 def test_an_expert_that_only_the_branch_without_condition_needs_is_needed() -> None:
     null = SYSTEM.info().num_classes
 
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
+    def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
         if any(isinstance(call, ExpertCall) and call.expert == 3 for call in calls):
             raise AwayError("it has no replica", 3)
         answers = HERE(calls)
@@ -75,7 +75,7 @@ def test_an_expert_that_only_the_branch_without_condition_needs_is_needed() -> N
 
 
 def test_an_engine_that_nothing_succeeds_in_says_so() -> None:
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
+    def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
         raise RuntimeError("CUDA error")
 
     engine = BatchEngine(answer)
@@ -90,7 +90,7 @@ def test_an_engine_that_nothing_succeeds_in_says_so() -> None:
 
 
 def test_one_requests_fault_is_not_the_others() -> None:
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
+    def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
         return [HERE([call])[0] + torch.where((call.x_BCHW.abs() > 1e5)[:, :1, :1, :1], np.nan, 0.0) for call in calls]
 
     engine = BatchEngine(answer)
@@ -108,9 +108,9 @@ def test_one_requests_fault_is_not_the_others() -> None:
 @pytest.mark.parametrize(("error", "num_calls"), [(RuntimeError("out of memory"), 4), (ServeError("nobody there"), 1)])
 def test_an_error_of_all_reaches_all(error: Exception, num_calls: int) -> None:
     """After each was tried by itself, but for an error that is nobody's rows'."""
-    calls_of = list[Sequence[Call]]()
+    calls_of = list[Sequence[NetworkCall]]()
 
-    def answer(calls: Sequence[Call]) -> list[Tensor]:
+    def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
         calls_of.append(calls)
         raise error
 

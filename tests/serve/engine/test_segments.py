@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.packing import pack, unpack
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
+from ddm_ray.sampling.serialization import pack, unpack
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine

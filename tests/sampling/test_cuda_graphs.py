@@ -10,10 +10,7 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.sampling.buckets import Buckets, bucket_sizes
-from ddm_ray.sampling.graphs import WARM_UPS, Graphs
-from tests.models.test_diffusers_transformer import NAMES
-from tests.models.test_diffusers_transformer import network as of_diffusers
-from tests.models.test_diffusers_transformer import rows as diffusers_rows
+from ddm_ray.sampling.cuda_graphs import WARM_UPS, Graphs
 from tests.models.test_text_condition import CLASSES, NETWORKS, TEXT, perturbed
 from tests.pretend_graphs import PretendCUDA
 from tests.sampling.test_buckets import FIELDS, MOST, POOLED, call
@@ -66,12 +63,6 @@ def test_every_way_to_call_a_network_can_be_captured(
     same_as(network, captured(Graphs(*call(kind, 2)), network, 2), call(kind, 2))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_transformers_of_diffusers_can_be_captured(cuda: PretendCUDA, name: str) -> None:
-    network = of_diffusers(name)
-    same_as(network, captured(Graphs(*diffusers_rows(3)), network, 3), diffusers_rows(3))
-
-
 def same_as(network: nn.Module, field: Buckets, inputs: tuple[Tensor, Tensor, Condition]) -> None:
     x_BCHW, t_B, condition = inputs
     other = x_BCHW.flip(0), t_B.flip(0), condition
@@ -79,13 +70,6 @@ def same_as(network: nn.Module, field: Buckets, inputs: tuple[Tensor, Tensor, Co
         answer = field(*each)
         with torch.inference_mode():
             torch.testing.assert_close(answer, network(*each), rtol=1e-5, atol=1e-5)
-
-
-def test_what_was_captured_can_be_called_outside_of_inference_mode(cuda: PretendCUDA) -> None:
-    with torch.inference_mode():
-        network = perturbed(**CLASSES)
-        field = captured(Graphs(*call(CLASSES, 2)), network, 2)
-    same_as(network, field, call(CLASSES, 2))
 
 
 def test_a_network_lives_as_long_as_its_graphs(cuda: PretendCUDA) -> None:
