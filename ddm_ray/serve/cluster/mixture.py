@@ -13,9 +13,10 @@ from ddm_ray.serve.cluster.remote_runner import OnCalls, RemoteRunner, answer_fr
 from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Networks
+from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.live_sampler import LiveSampler, follow
 from ddm_ray.serve.engine.local_runner import LocalRunner, colocated_runners, multiplexed_runners
-from ddm_ray.serve.engine.runner import EngineThread, Runners
+from ddm_ray.serve.engine.runner import Runners
 from ddm_ray.serve.engine.scheduler import Scheduler
 from ddm_ray.serve.engine.segments import OnSegment, SegmentSampler
 from ddm_ray.serve.engine.versions import LOG, Version, Versions

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.multiplexer import Multiplexer
-from ddm_ray.serve.engine.runner import EngineThread
 from ddm_ray.serve.engine.versions import expert_name
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
