@@ -83,7 +83,7 @@ def test_all_strategies_share_labels_and_seeds(random_run: Run, evaluated: Path)
 
 
 def test_experts_cost_what_the_monolith_costs(random_run: Run) -> None:
-    cost = training_cost(random_run)
+    cost = training_cost(random_run, (), {})
     assert [job.job for job in cost.jobs] == ["experts/000", "experts/001", "router", "monolith"]
     assert cost.experts_over_monolith == 1
     jobs = {job.job: job for job in cost.jobs}

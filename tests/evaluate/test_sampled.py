@@ -155,7 +155,7 @@ def test_another_process_samples_the_same_images(random_run: Run, evaluated: Pat
     """From a pickled maker, which brings no models; a portion's images are those of one batch, to a 255th."""
     identity = random_run.identity(DEMO)
     chunks = SamplesStore(random_run, DEMO, SamplesPlan, SamplesRecord)
-    maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, {}, "cpu"))
+    maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, {}, "cpu", {}))
     carried = pickle.dumps(maker)
     assert len(carried) < 10_000
     (plan, records) = chunks.begun(), chunks.records(chunks.finished_keys())
@@ -228,7 +228,7 @@ def test_a_run_of_texts_is_asked_for_the_texts_of_held_out_rows(tmp_path: Path) 
     once = CandidateSamples(chunks, plan, records, "once")
     counts = np.bincount(once.number_M.numpy(), minlength=10)
     assert sorted(counts) == [2] * 6 + [3] * 4, "every text in turn"
-    lineup = Lineup.of(run, run.identity(DEMO).inputs, {}, "cpu")
+    lineup = Lineup.of(run, run.identity(DEMO).inputs, {}, "cpu", {})
     request = SampleRequest(
         consecutive_seeds(config.evaluate.seed, 24, SeedPurpose.EVALUATION),
         heldout.text[once.number_M],
