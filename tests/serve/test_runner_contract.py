@@ -28,6 +28,7 @@ from ddm_ray.serve.engine.runner import DeadlineError, Runner, Runners
 from ddm_ray.serve.engine.scheduler import OverloadedError
 from ddm_ray.serve.engine.versions import Versions
 from tests.serve.cluster.linked import HOST, Response, until
+from tests.serve.conftest import replica_of
 
 PLACEMENTS = ("colocated", "multiplexed", "per-expert")
 TOLERANCE = 1e-5
@@ -78,9 +79,7 @@ async def placed(run: Run, placement: str) -> AsyncIterator[Runners]:
     info, handles = mixture_info(run), []
     if placement == "per-expert":
         for expert in range(info.num_experts):
-            replica = ExpertReplica.__new__(ExpertReplica)
-            await replica.__init__(run.url, expert, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
-            handles.append(Handle(replica, expert))
+            handles.append(Handle(await replica_of(run, expert), expert))
     networks = Networks(run, info, Computing(max_rows=8, resident=2 if placement == "multiplexed" else None))
     ignored = lambda *_: None  # noqa: E731
     parts = (handles, Replicas("none"), ignored, ignored, ignored)

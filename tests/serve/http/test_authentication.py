@@ -64,12 +64,12 @@ def test_what_is_kept_is_the_same_in_each_process_and_no_secret(tmp_path: Path, 
     assert not any(line.encode() in pickle.dumps(authenticators[0]) for line in lines)
 
 
-@pytest.mark.parametrize("content", [None, "", "x"])
-def test_a_file_that_protects_nothing_is_refused(tmp_path: Path, content: str | None, scheme: str) -> None:
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("", "is empty"), ("x", "less than 16")])
+def test_a_file_that_protects_nothing_is_refused(tmp_path: Path, content: str | None, words: str, scheme: str) -> None:
     path = tmp_path / "credentials"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match=f"token_file {re.escape(str(path))}"):
+    with pytest.raises(ConfigError, match=f"token_file {re.escape(str(path))}.*{words}"):
         AUTHENTICATION[scheme].read(str(path))
 
 
