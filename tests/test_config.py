@@ -75,18 +75,13 @@ def test_a_config_never_changes() -> None:
     ("changes", "expected"),
     [
         (["expert.train.stesp=5"], "expert.train.stesp: unknown key"),
-        (["colour=red"], "colour: unknown key"),
         (["expert.train.steps=many"], "expert.train.steps: Input should be a valid integer"),
         (["expert.train.steps=0"], "expert.train.steps: Input should be greater than 0, got 0"),
-        (["expert.train.steps=1.5"], "expert.train.steps: Input should be a valid integer"),
         (
             ["expert.train.warmup_steps=99999"],
             "warmup_steps 99999 is more than steps 300, so that the learning rate",
         ),
-        (["expert.train.steps="], "expert.train.steps: Input should be a valid integer, got None"),
         (["expert.train=5"], "expert.train: Input should be a valid dictionary"),
-        (["name=7"], "name: Input should be a valid string, got 7"),
-        (["name=''"], "name: String should have at least 1 character"),
         (["data.class_names=[]"], "data: conditions are either classes (class_names or num_classes) or text"),
         (
             ["data.text={encoder: t5, tokens: 8, dim: 4}", "data.num_classes=2"],
@@ -97,70 +92,44 @@ def test_a_config_never_changes() -> None:
             "partition.method label makes 16 clusters of classes, and data has 10 classes: lower",
         ),
         (["data.num_classes=9", "data.class_names=[a, b]"], "data: num_classes is 9, but 2 class_names are given"),
-        (["data.num_classes=ten"], "data.num_classes: Input should be a valid integer"),
-        (["data.class_names=5"], "data.class_names: Input should be a valid tuple, got 5"),
         (["embedder=5"], "embedder: Input should be a valid dictionary or instance of EmbedderConfig, got 5"),
-        (
-            ["evaluate.features=[1]"],
-            "evaluate.features: Input should be a valid dictionary or instance of EmbedderConfig",
-        ),
-        (["embedder={kind: timm, model_args: 3}"], "embedder.model_args: Input should be a valid dictionary, got 3"),
         (["data.channels=17"], "data.channels: Input should be less than or equal to 16, got 17"),
-        (["data.latents={autoencoder: vae}"], "data.latents.scale: Field required"),
         (
             ["data.text={encoder: a, tokens: 1, dim: 1, pooled_encoder: b}"],
             "data.text: pooled_encoder needs pooled_dim",
         ),
-        (["data.heldout=1"], "data.heldout: Input should be less than 1, got 1"),
-        (["data.source=''"], "data.source: String should have at least 1 character"),
-        (["expert.train.precision=fp16"], "expert.train.precision: Input should be 'fp32' or 'bf16'"),
-        (["expert.train.learning_rate=0"], "expert.train.learning_rate: Input should be greater than 0"),
         (["expert.train.learning_rate=.inf"], "expert.train.learning_rate: Input should be a finite number"),
-        (["expert.train.ema_decay=1.0"], "expert.train.ema_decay: Input should be less than 1"),
         (["expert.train.betas=[0.9, 1.0]"], "expert.train.betas.1: Input should be less than 1"),
-        (["expert.train.condition_dropout=-0.1"], "expert.train.condition_dropout: Input should be greater"),
-        (["sample.solver=rk5"], "sample.solver: Input should be 'euler', 'heun', 'midpoint', 'ab2', 'ab3', 'rk4' or"),
-        (["sample.guidance_interval=[0.7, 0.3]"], "sample.guidance_interval: (0.7, 0.3): the smaller time comes first"),
-        (["sample.strategy=best"], "sample.strategy: unknown strategy 'best': use once, full"),
         (["flow.path=vp"], "flow.path: Input should be 'linear', 'cosine' or 'ddpm', got 'vp'"),
-        (["flow.prediction=x0"], "flow.prediction: Input should be 'velocity', 'noise', 'data' or 'score', got 'x0'"),
-        (["flow.times=beta"], "flow.times: Input should be 'uniform', 'logit-normal' or 'discrete', got 'beta'"),
-        (["flow.shift=0"], "flow.shift: Input should be greater than 0, got 0"),
-        (["flow.path=cosine"], "expert.model.analytic_skip is for the velocity of the linear path: leave it out"),
         (["flow.prediction=noise"], "expert.model.analytic_skip is for the velocity of the linear path: leave it out"),
+        (["flow.path=cosine"], "expert.model.analytic_skip is for the velocity of the linear path: leave it out"),
         (
             ["expert.train.global_batch=33"],
             "expert.train.global_batch (33) must be a multiple of partition.num_clusters (2)",
         ),
         (["partition.num_fine=1"], "partition: num_fine (1) must be at least num_clusters (2)"),
-        (["expert.model.heads=3"], "expert.model: width (32) must be a multiple of heads (3) and of 4"),
         (["expert.model.width=30"], "expert.model: width (30) must be a multiple of heads (2) and of 4"),
+        (["router.model.patch_size=3"], "router.model.patch_size (3) must divide data.image_size (8)"),
+        (["expert.model.heads=3"], "expert.model: width (32) must be a multiple of heads (3) and of 4"),
         (["expert.model.patch_size=3"], "expert.model.patch_size (3) must divide data.image_size (8)"),
-        (["expert.model.widht=9"], "expert.model.widht: unknown key"),
         (["expert.model=5"], "expert.model: Input should be a valid dictionary or instance of DenoiserConfig, got 5"),
         (["expert.model={width: 8}"], "expert.model.depth: Field required; expert.model.heads: Field required"),
         (
             ["expert.model.size=B"],
             "expert.model: size (B) already says width and depth and heads: give one or the other",
         ),
-        (["expert.model={size: XXL}"], "expert.model: size: 'XXL' is not one of Ti, S, B, L, XL"),
         (["expert.model={size: [B]}"], "expert.model: size: ['B'] is not one of Ti, S, B, L, XL"),
+        (["expert.model={size: XXL}"], "expert.model: size: 'XXL' is not one of Ti, S, B, L, XL"),
         (["router.model={size: Ti, heads: 4}"], "router.model: size (Ti) already says heads: give one or the other"),
-        (["expert.model.adaln=none"], "expert.model.adaln: Input should be 'zero' or 'single', got 'none'"),
         (["expert.model.name=DiT"], "expert.model.name: Input should be 'SD3Transformer2DModel', 'FluxTransformer2"),
-        (["expert.model={arguments: {}}"], "expert.model.name: Field required"),
         (
             ["expert.model={name: FluxTransformer2DModel}"],
             "expert.model: FluxTransformer2DModel is conditioned on text",
         ),
-        (["expert.model={name: FluxTransformer2DModel, arguments: 3}"], "expert.model.arguments: Input should be a"),
-        (["expert.model={name: FluxTransformer2DModel, width: 3}"], "expert.model.width: unknown key"),
-        (["data.fit=stretch"], "data.fit: Input should be 'crop', 'pad' or 'squash', got 'stretch'"),
         (
             ["data.latents={autoencoder: none, scale: 1}", "data.crop_margin=4"],
             "data: crop_margin is 4: latents are of one crop, the middle; leave it out",
         ),
-        (["router.model.patch_size=3"], "router.model.patch_size (3) must divide data.image_size (8)"),
         (["a=1", "b=2", "sample.steps=x"], "a: unknown key; b: unknown key"),
         (['"a\\nb"=1'], "unknown key"),
     ],
@@ -171,9 +140,7 @@ def test_what_does_not_fit_is_named(changes: list[str], expected: str) -> None:
     assert expected in message
 
 
-@pytest.mark.parametrize(
-    "setting", ["", "=", "=5", "expert.train.steps", ".steps=5", "expert..steps=5", "expert.train.=5"]
-)
+@pytest.mark.parametrize("setting", ["", "=5", "expert.train.steps", "expert..steps=5"])
 def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
     message = refusal(setting)
     assert message == f"setting {setting!r}: write it as a.b=value, e.g. expert.train.steps=500"
@@ -183,9 +150,7 @@ def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
     ("setting", "expected"),
     [
         ("name.first=x", "'name' has no fields below it"),
-        ("data.class_names.0=x", "'class_names' has no fields below it"),
         ("name=[1, 2", "not YAML"),
-        ("name=2026-99-99", "not YAML: month must be in 1..12"),
         ("name=!!python/object:os.system x", "not YAML: line 1, column 1: could not determine a constructor"),
     ],
 )
@@ -207,9 +172,7 @@ def test_any_setting_applies_or_is_refused_in_one_line(text: str, field: str) ->
         assert len(outcome.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("recipe", "near"), [("no", ""), ("", ""), ("image64", "images64"), (".", ""), ("TINY", "tiny")]
-)
+@pytest.mark.parametrize(("recipe", "near"), [("", ""), ("image64", "images64"), ("TINY", "tiny")])
 def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str, near: str) -> None:
     message, known = refusal(recipe=recipe), ", ".join(recipe_names())
     guess = f"; did you mean {near}?" if near else ""
@@ -220,13 +183,9 @@ def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str, near: str) -> Non
     ("setting", "meant"),
     [
         ("expert.train.stepz=3", "expert.train.steps"),
-        ("data.sorce=photos", "data.source"),
         ("date.source=photos", "data"),
         ("num_clusters=4", "partition.num_clusters"),
-        ("expert.model.widht=8", "expert.model.width"),
-        ("steps=5", "sample.steps"),
         ("embedder.kind=pixel", "pixels"),
-        ("sample.solver=heum", "heun"),
     ],
 )
 def test_a_mistyped_field_or_choice_is_guessed(setting: str, meant: str) -> None:
@@ -271,19 +230,14 @@ def test_a_recipe_file_that_is_missing() -> None:
     [
         (b"name: [1", "not YAML: line 1, column 9: expected ',' or ']', but got '<stream end>'"),
         (b"name: a\n\tb: c\n", "not YAML: line 2, column 1: found character '\\t' that cannot start any token"),
-        (b"\xff\xfe\x00", "not YAML"),
-        (b"\x89PNG\r\n", "not YAML"),
         (b"", "holds no fields"),
-        (b"- name: a\n", "holds no fields"),
-        (b"just words", "holds no fields"),
         (b"name: mine\n", "data: Field required; partition: Field required; expert: Field required"),
     ],
 )
-@pytest.mark.parametrize("changes", [(), ("a=1",)])
-def test_a_broken_recipe_file_is_named(tmp_path: Path, content: bytes, expected: str, changes: tuple[str, ...]) -> None:
+def test_a_broken_recipe_file_is_named(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
-    message = refusal(*changes, recipe=str(path))
+    message = refusal(recipe=str(path))
     assert message.startswith(f"recipe {path}")
     assert expected in message
 
@@ -308,14 +262,12 @@ def test_fields_of_any_form_are_refused_in_one_line(fields: object) -> None:
         ("sample.strategy=top-3", "sample.strategy: unknown strategy 'top-3' for 2 experts: use once, full, oracle"),
         ("sample.strategy=oracle", "sample.strategy: 'oracle' needs clusters that are known beforehand: use once"),
         ("evaluate.strategies=[monolith]", "evaluate.strategies: unknown strategy 'monolith' for 2 experts: use once"),
-        ("evaluate.strategies=[oracle]", "evaluate.strategies: 'oracle' needs clusters that are known beforehand"),
+        ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
         ("evaluate.strategies=[full, full]", "evaluate.strategies: a strategy comes twice"),
-        ("evaluate.num_samples=1", "evaluate.num_samples: Input should be greater than or equal to 2, got 1"),
         (
             "data.channels=2",
             "data: channels is 2: pixels have 1 or 3, others are for latents (data.latents)",
         ),
-        ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
     ],
 )
 def test_what_only_a_later_stage_would_stumble_over_is_refused_at_the_start(setting: str, message: str) -> None:

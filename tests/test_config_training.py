@@ -19,21 +19,16 @@ DIFFUSERS = "train.mask_ratio is 0.5, but FluxTransformer2DModel takes all token
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("schedule=step", "schedule: Input should be 'constant', 'cosine', 'linear' or 'inverse-sqrt', got 'step'"),
-        ("final_learning_rate=-1", "final_learning_rate: Input should be greater than or equal to 0, got -1"),
         ("final_learning_rate=1e-5", "final_learning_rate 1e-05 is never reached by schedule constant; leave it out"),
+        ("schedule=cosine final_learning_rate=2e-3", "final_learning_rate 0.002 is above learning_rate 0.001, and no"),
+        ("schedule=cosine steps=1", "warmup_steps 0 leaves none of steps 1 for schedule cosine to fall"),
         (
             "schedule=inverse-sqrt final_learning_rate=1e-5",
             "final_learning_rate 1e-05 is never reached by schedule inv",
         ),
-        ("schedule=cosine final_learning_rate=2e-3", "final_learning_rate 0.002 is above learning_rate 0.001, and no"),
         ("schedule=linear warmup_steps=300", "warmup_steps 300 leaves none of steps 300 for schedule linear to fall"),
-        ("schedule=cosine steps=1", "warmup_steps 0 leaves none of steps 1 for schedule cosine to fall"),
-        ("mask_ratio=1", "mask_ratio: Input should be less than 1, got 1"),
-        ("mask_ratio=-0.5", "mask_ratio: Input should be greater than or equal to 0"),
         ("unmasked_steps=5", "unmasked_steps 5 is for training with a mask_ratio; leave it out"),
         ("mask_ratio=0.5 unmasked_steps=300", "unmasked_steps 300 leaves none of steps 300 to mask; lower it"),
-        ("mask_ratio=0.5 unmasked_steps=-1", "unmasked_steps: Input should be greater than or equal to 0, got -1"),
     ],
 )
 def test_a_training_that_does_not_fit_is_told(settings: str, message: str) -> None:
