@@ -12,16 +12,21 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from ray.exceptions import RayTaskError
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.errors import CorruptArtifact, NotFiniteError, StorageError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
-from ddm_ray.sampling.run_models import load_models, sampling_settings
+from ddm_ray.sampling.request import SampleRequest
+from ddm_ray.sampling.run_models import Models, load_models, sampling_settings
+from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.live_sampler import LiveSampler
 from ddm_ray.serve.engine.local_runner import LocalRunner
+from ddm_ray.serve.engine.scheduler import Scheduler
 from ddm_ray.serve.engine.segments import SegmentSampler
 from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.serve.http import routes
@@ -36,22 +41,31 @@ GENERATIONS = "/v1/images/generations"
 Ask = Callable[..., Awaitable[httpx.Response]]
 
 
+def live(models: Models, versions: Versions, full: bool = False) -> LiveSampler:
+    """A sampler whose engine runs, or (`full`) has as many images waiting as it takes."""
+    scheduler = Scheduler(max_waiting_rows=2) if full else Scheduler()
+    engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router), scheduler=scheduler)
+    if full:
+        request = SampleRequest((0, 1), torch.tensor([0, 1]), SamplingSettings(steps=2))
+        engine.submit(start(request, models.info))
+    else:
+        engine.start()
+    runner = LocalRunner(engine)
+    return LiveSampler(versions.newest(), SegmentSampler(models.info, [runner] * len(models.experts), runner), engine)
+
+
 class Served:
     """A run behind its application, with one engine of all experts."""
 
     def __init__(self, run: Run, **codecs: Any):
         """`codecs`: encode and decode of Service."""
-        models = load_models(run)
-        self.engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router))
-        self.engine.start()
-        runner = LocalRunner(self.engine)
-        self.sampler = SegmentSampler(models.info, [runner] * models.info.num_experts, runner)
-        self.away: list[str] = []
-        self.meters = Meters(lambda: self.engine)
-        self.live = LiveSampler(Versions(run).newest(), self.sampler, self.engine)
-        models = {run.config.name: ServedModel(self.live, sampling_settings(run))}
-        self.service = service = Service(run.config, models, self.meters, self._lacking, **codecs)
-        self.app = http_app(service)
+        sampler = live(load_models(run), Versions(run))
+        self._open(run, sampler, {run.config.name: ServedModel(sampler, sampling_settings(run))}, **codecs)
+
+    def _open(self, run: Run, mixture: LiveSampler, models: dict[str, ServedModel], **codecs: Any) -> None:
+        self.sampler, self.engine, self.away = mixture._now.sampler, mixture.engine, list[str]()
+        self.service = Service(run.config, models, Meters(lambda: self.engine), self._lacking, **codecs)
+        self.app = http_app(self.service)
 
     async def _lacking(self) -> list[str]:
         return self.away
