@@ -141,8 +141,8 @@ class DDMPipeline:
     ) -> Self:
         """Load a folder that `save_pretrained` wrote. `dtype`: see `from_run`.
 
-        Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights, and SamplingError for arguments of
-        diffusers that have no meaning here.
+        Raises MissingArtifact, RunError, CorruptArtifact, and SamplingError for arguments of diffusers that have no
+        meaning here.
         """
         foreign.refuse_arguments(others, foreign.LOADING)
         if others:

@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddm_ray.errors import (
-    CorruptArtifact,
-    DDMError,
-    ExpertCountError,
-    MissingArtifact,
-    RunError,
-    SamplingError,
-    TruncatedWeights,
-)
+from ddm_ray.errors import CorruptArtifact, DDMError, ExpertCountError, MissingArtifact, RunError, SamplingError
 from ddm_ray.models.router import Router
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.manifest import canonical, sha256
@@ -88,7 +80,7 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (index(lambda index: index.update(vae=["diffusers", "AutoencoderKL"])), MissingArtifact, "lacks the folder vae"),
     (lambda root: shutil.rmtree(root / "router"), MissingArtifact, r"router/config\.json is missing"),
     (lambda root: (root / "expert_002" / WEIGHTS).unlink(), MissingArtifact, rf"expert_002/{WEIGHTS} is missing"),
-    (cut(f"expert_002/{WEIGHTS}"), TruncatedWeights, rf"expert_002/{WEIGHTS}: \d+ bytes of \d+"),
+    (cut(f"expert_002/{WEIGHTS}"), CorruptArtifact, rf"expert_002/{WEIGHTS}: \d+ bytes of \d+"),
     (flipped(f"router/{WEIGHTS}"), CorruptArtifact, rf"router/{WEIGHTS}: checksum"),
     (flipped(CONFIG), CorruptArtifact, rf"{CONFIG}: checksum"),
     (written(CONFIG, "{"), CorruptArtifact, rf"{CONFIG}: not JSON"),
@@ -125,7 +117,7 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_weights_of_another_librarys_that_end_early_are_told_as_such(tmp_path: Path) -> None:
     texts(tmp_path / "tokenizer").save_pretrained(tmp_path / "saved")
     cut("vae/diffusion_pytorch_model.safetensors")(tmp_path / "saved")
-    with pytest.raises(TruncatedWeights, match=r"saved/vae/diffusion_pytorch_model\.safetensors: \d+ bytes of \d+"):
+    with pytest.raises(CorruptArtifact, match=r"saved/vae/diffusion_pytorch_model\.safetensors: \d+ bytes of \d+"):
         DDMPipeline.from_pretrained(tmp_path / "saved")
 
 

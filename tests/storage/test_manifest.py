@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.errors import CorruptArtifact, DataError, TruncatedWeights
+from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.run.graph import evaluation
 from ddm_ray.run.info import EvaluationInfo, StateInfo, WeightsInfo
@@ -220,7 +220,7 @@ def test_another_schema_is_named() -> None:
 
 
 def test_weights_that_end_early_are_told_by_a_type_of_their_own() -> None:
-    with pytest.raises(TruncatedWeights, match="3 bytes, its manifest says 4"):
+    with pytest.raises(CorruptArtifact, match="3 bytes, its manifest says 4"):
         verify(b"row", FileRecord(4, sha256(b"rows")), "weights/ema.safetensors")
 
 
