@@ -19,7 +19,7 @@ from ddm_ray.run.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluat
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import run_models
 from ddm_ray.sampling.run_models import load_trained, sampling_settings
-from tests.evaluate.conftest import SETTINGS
+from tests.evaluate.conftest import SETTINGS, copied
 from tests.infos import commit_written, info_of
 from tests.random_run import make_run, publish
 
@@ -105,12 +105,6 @@ def test_a_second_call_does_nothing(random_run: Run, evaluated: Path) -> None:
     assert before == {
         path: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.rglob("*.*") if path.is_file()
     }
-
-
-def copied(run: Run, path: Path) -> Run:
-    """A copy of the run without its evaluations."""
-    shutil.copytree(run.url, path, ignore=shutil.ignore_patterns("eval"))
-    return Run.open(str(path))
 
 
 def test_the_same_run_gives_the_same_metrics(random_run: Run, evaluated: Path, tmp_path: Path) -> None:

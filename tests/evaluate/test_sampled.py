@@ -36,16 +36,12 @@ from ddm_ray.run.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_trained
+from tests.evaluate.conftest import copied
 from tests.random_run import make_run, publish
 from tests.sampling import tiny_components
 from tests.text_run import make_text_run
 
 DEMO = evaluation("demo")
-
-
-def copied(run: Run, path: Path) -> Run:
-    shutil.copytree(run.url, path, ignore=shutil.ignore_patterns("eval"))
-    return Run.open(str(path))
 
 
 def figures(run: Run) -> str:
