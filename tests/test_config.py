@@ -92,7 +92,6 @@ def test_a_config_never_changes() -> None:
             "partition.method label makes 16 clusters of classes, and data has 10 classes: lower",
         ),
         (["data.num_classes=9", "data.class_names=[a, b]"], "data: num_classes is 9, but 2 class_names are given"),
-        (["embedder=5"], "embedder: Input should be a valid dictionary or instance of EmbedderConfig, got 5"),
         (["data.channels=17"], "data.channels: Input should be less than or equal to 16, got 17"),
         (
             ["data.text={encoder: a, tokens: 1, dim: 1, pooled_encoder: b}"],
@@ -110,8 +109,6 @@ def test_a_config_never_changes() -> None:
         (["partition.num_fine=1"], "partition: num_fine (1) must be at least num_clusters (2)"),
         (["expert.model.width=30"], "expert.model: width (30) must be a multiple of heads (2) and of 4"),
         (["router.model.patch_size=3"], "router.model.patch_size (3) must divide data.image_size (8)"),
-        (["expert.model.heads=3"], "expert.model: width (32) must be a multiple of heads (3) and of 4"),
-        (["expert.model.patch_size=3"], "expert.model.patch_size (3) must divide data.image_size (8)"),
         (["expert.model=5"], "expert.model: Input should be a valid dictionary or instance of DenoiserConfig, got 5"),
         (["expert.model={width: 8}"], "expert.model.depth: Field required; expert.model.heads: Field required"),
         (
@@ -119,7 +116,6 @@ def test_a_config_never_changes() -> None:
             "expert.model: size (B) already says width and depth and heads: give one or the other",
         ),
         (["expert.model={size: [B]}"], "expert.model: size: ['B'] is not one of Ti, S, B, L, XL"),
-        (["expert.model={size: XXL}"], "expert.model: size: 'XXL' is not one of Ti, S, B, L, XL"),
         (["router.model={size: Ti, heads: 4}"], "router.model: size (Ti) already says heads: give one or the other"),
         (["expert.model.name=DiT"], "expert.model.name: Input should be 'SD3Transformer2DModel', 'FluxTransformer2"),
         (
