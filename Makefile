@@ -47,7 +47,7 @@ soak: $(READY)
 	@$(BIN)/pytest tests/test_slurm.py --every-call
 	@$(BIN)/pytest tests/train/ray --in-bucket
 	@$(BIN)/pytest tests/jobs/test_hostile_island.py tests/jobs/test_claim_races.py --every-call
-	@$(BIN)/pytest tests/serve/http/test_any_request.py tests/serve/http/test_many_bodies.py --every-call
+	@$(BIN)/pytest tests/serve/http/test_any_request.py --every-call
 	@$(BIN)/pytest tests/study --every-call
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/python benchmarks/storage_faults.py --each-put

@@ -124,7 +124,7 @@ def measure_loop(args: argparse.Namespace, folder: Path, report: Report) -> None
     run = made(folder / "looped", args.looped, USUAL)
     artifact = evaluation(NAME)
     identity = run.identity(artifact)
-    lineup = Lineup.of(run, identity.inputs, {}, "cpu")
+    lineup = Lineup.of(run, identity.inputs, {}, "cpu", {})
     once = next(candidate for candidate in lineup.candidates if candidate.name == "once")
     labels = [number % 10 for number in range(args.looped)]
     request = request_of(run.config, prompts_of(run), labels).changed(strategy="once")

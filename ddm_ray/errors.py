@@ -79,10 +79,6 @@ class CorruptArtifact(DDMError):
     """A file that is truncated, altered or not of the form its manifest promises."""
 
 
-class TruncatedWeights(CorruptArtifact):
-    """A file of weights that ends early or isn't one."""
-
-
 class DataError(DDMError):
     """A data set that can't be read, or is too small for what is asked of it."""
 
@@ -95,16 +91,8 @@ class ExpertCountError(SamplingError):
     """Router, prior and experts disagree about the number of experts."""
 
 
-class TimeError(SamplingError):
-    """A time outside [0, 1], where 0 is data and 1 is noise."""
-
-
 class NotFiniteError(SamplingError):
     """The output of an expert or the router contains NaN or infinity."""
-
-
-class NullConditionError(SamplingError):
-    """A request needs a null condition (guidance, or no condition), and the models were trained without one."""
 
 
 class TrainingError(DDMError):

@@ -133,7 +133,7 @@ class DDMPipeline:
     ) -> Self:
         """Load a folder that `save_pretrained` wrote. `offload`, `dtype`: see `from_run`.
 
-        Raises MissingArtifact, RunError, CorruptArtifact, TruncatedWeights.
+        Raises MissingArtifact, RunError, CorruptArtifact.
         """
         place = choose_device(device)
         weights = _dtype(place, dtype)

@@ -29,6 +29,7 @@ from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.measure import reference_of
 from ddm_ray.evaluate.metrics import row_of
 from ddm_ray.evaluate.real_rows import RealRows
+from ddm_ray.evaluate.reference import Instruments
 from ddm_ray.evaluate.samples import BATCH, here, one_thread
 from ddm_ray.jobs.published import Weights
 from ddm_ray.pictures.images import to_unit
@@ -63,7 +64,8 @@ class Ruler:
         partition(run, with_report=False)
         rows, embedder = RealRows.of(run), load_embedder(run.config.evaluate.features, device)
         with one_thread():
-            reference = reference_of(run, rows, embedder, lambda data: data, here(device), lambda *_: None, device)
+            by = Instruments(lambda data: data, embedder, here(device), device)
+            reference = reference_of(run, rows, by, lambda *_: None)
         return cls(run, rows, reference, device)
 
     def floor(self, num_samples: int) -> dict[str, Any]:

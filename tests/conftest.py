@@ -37,7 +37,6 @@ LANES = {
         "test_tokens.py",
         "test_forked.py",
         "test_cli.py",
-        "test_train_benchmark.py",
         "islands/test_check.py",
         "islands/test_work_command.py",
         "train/ray/test_lost_controllers.py",

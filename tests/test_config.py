@@ -118,9 +118,7 @@ def test_what_does_not_fit_is_named(changes: list[str], expected: str) -> None:
     assert expected in message
 
 
-@pytest.mark.parametrize(
-    "setting", ["", "=", "=5", "expert.train.steps", ".steps=5", "expert..steps=5", "expert.train.=5"]
-)
+@pytest.mark.parametrize("setting", ["", "=5", "expert.train.steps", "expert..steps=5"])
 def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
     message = refusal(setting)
     assert message == f"setting {setting!r}: write it as a.b=value, e.g. expert.train.steps=500"
@@ -130,9 +128,7 @@ def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
     ("setting", "expected"),
     [
         ("name.first=x", "'name' has no fields below it"),
-        ("data.class_names.0=x", "'class_names' has no fields below it"),
         ("name=[1, 2", "not YAML"),
-        ("name=2026-99-99", "not YAML: month must be in 1..12"),
         ("name=!!python/object:os.system x", "not YAML: line 1, column 1: could not determine a constructor"),
     ],
 )
@@ -154,9 +150,7 @@ def test_any_setting_applies_or_is_refused_in_one_line(text: str, field: str) ->
         assert len(outcome.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("recipe", "near"), [("no", ""), ("", ""), ("image64", "images64"), (".", ""), ("TINY", "tiny")]
-)
+@pytest.mark.parametrize(("recipe", "near"), [("", ""), ("image64", "images64"), ("TINY", "tiny")])
 def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str, near: str) -> None:
     message, known = refusal(recipe=recipe), ", ".join(recipe_names())
     guess = f"; did you mean {near}?" if near else ""
@@ -167,14 +161,12 @@ def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str, near: str) -> Non
     ("setting", "meant"),
     [
         ("expert.train.stepz=3", "expert.train.steps"),
-        ("data.sorce=photos", "data.source"),
         ("date.source=photos", "data"),
         ("num_clusters=4", "partition.num_clusters"),
         ("expert.model.widht=8", "expert.model.width of a DiT"),
         ("expert.model={name: FluxTransformer2DModel, hads: 2}", "expert.model.heads of a DiT"),
         ("steps=5", "sample.steps"),
         ("embedder.kind=pixel", "pixels"),
-        ("sample.solver=heum", "heun"),
     ],
 )
 def test_a_mistyped_field_or_choice_is_guessed(setting: str, meant: str) -> None:
@@ -219,19 +211,14 @@ def test_a_recipe_file_that_is_missing() -> None:
     [
         (b"name: [1", "not YAML: line 1, column 9: expected ',' or ']', but got '<stream end>'"),
         (b"name: a\n\tb: c\n", "not YAML: line 2, column 1: found character '\\t' that cannot start any token"),
-        (b"\xff\xfe\x00", "not YAML"),
-        (b"\x89PNG\r\n", "not YAML"),
         (b"", "holds no fields"),
-        (b"- name: a\n", "holds no fields"),
-        (b"just words", "holds no fields"),
         (b"name: mine\n", "data: Field required; partition: Field required; expert: Field required"),
     ],
 )
-@pytest.mark.parametrize("changes", [(), ("a=1",)])
-def test_a_broken_recipe_file_is_named(tmp_path: Path, content: bytes, expected: str, changes: tuple[str, ...]) -> None:
+def test_a_broken_recipe_file_is_named(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
-    message = refusal(*changes, recipe=str(path))
+    message = refusal(recipe=str(path))
     assert message.startswith(f"recipe {path}")
     assert expected in message
 
@@ -256,14 +243,12 @@ def test_fields_of_any_form_are_refused_in_one_line(fields: object) -> None:
         ("sample.strategy=top-3", "sample.strategy: unknown strategy 'top-3' for 2 experts: use once, full, oracle"),
         ("sample.strategy=oracle", "sample.strategy: 'oracle' needs clusters that are known beforehand: use once"),
         ("evaluate.strategies=[monolith]", "evaluate.strategies: unknown strategy 'monolith' for 2 experts: use once"),
-        ("evaluate.strategies=[oracle]", "evaluate.strategies: 'oracle' needs clusters that are known beforehand"),
+        ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
         ("evaluate.strategies=[full, full]", "evaluate.strategies: a strategy comes twice"),
-        ("evaluate.num_samples=1", "evaluate.num_samples: Input should be greater than or equal to 2, got 1"),
         (
             "data.channels=2",
             "data: channels is 2: pixels have 1 or 3, others are for latents (data.latents)",
         ),
-        ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
     ],
 )
 def test_what_only_a_later_stage_would_stumble_over_is_refused_at_the_start(setting: str, message: str) -> None:

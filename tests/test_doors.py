@@ -2,18 +2,20 @@
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from ddm_ray.cli import main
 from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.run.run import Run
-from tests.conftest import ROOT, SUBMIT, Island, ddm, submit
+from tests.conftest import ROOT, SUBMIT, Island, submit
 from tests.random_run import make_data, make_run
 from tests.readme import section
 from tests.train.conftest import SHORT
@@ -26,7 +28,7 @@ SETTINGS = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.step
 def island_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Recipe tiny through the doors as far as two islands go: expert 0 and the router are trained."""
     url = str(tmp_path_factory.mktemp("doors") / "run")
-    assert ddm("init", url, "--recipe", "tiny", *SETTINGS).returncode == 0
+    assert CliRunner().invoke(main, ["init", url, "--recipe", "tiny", *SETTINGS]).exit_code == 0
     submit(island, "prepare", url)
     submit(island, "partition", url)
     jobs = [("expert", "0"), ("router",)]
@@ -80,11 +82,13 @@ def test_an_island_works_through_its_door(island: Island, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("door", sorted(path.stem for path in (ROOT / "jobs").glob("*.py")))
-def test_a_door_opens_on_the_verb_of_its_name(door: str) -> None:
-    done = subprocess.run(
-        [sys.executable, f"jobs/{door}.py", "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
-    )
-    assert f"{door} [OPTIONS] RUN" in done.stdout
+def test_a_door_opens_on_the_verb_of_its_name(
+    door: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [door, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(ROOT / f"jobs/{door}.py"), run_name="__main__")
+    assert f"{door} [OPTIONS] RUN" in capsys.readouterr().out
 
 
 def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
@@ -93,7 +97,7 @@ def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
 
 
 def test_status_reads_storage_alone(island_run: Run) -> None:
-    shown = ddm("status", island_run.url)
-    assert shown.returncode == 0
-    assert f"experts/000      finished  100%  {STEPS} steps, loss" in shown.stdout
-    assert re.search(r"experts/001 +waiting +0%", shown.stdout)
+    shown = CliRunner().invoke(main, ["status", island_run.url])
+    assert shown.exit_code == 0
+    assert f"experts/000      finished  100%  {STEPS} steps, loss" in shown.output
+    assert re.search(r"experts/001 +waiting +0%", shown.output)

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ddm_ray import errors
+from ddm_ray.cli import main
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import DDMError
 from ddm_ray.exit_codes import exit_code
@@ -44,8 +46,8 @@ def run(tmp_path: Path) -> Run:
 )
 def test_train_exits_with(run: Run, arguments: str, code: int) -> None:
     """What is finished; an input that isn't; an island of no file; what can't be read."""
-    done = ddm("train", run.url, *arguments.split(), timeout=60)
-    assert done.returncode == code, done.stderr
+    done = CliRunner().invoke(main, ["train", run.url, *arguments.split()])
+    assert done.exit_code == code, done.stderr
     assert "exit code" not in done.stderr and "Traceback" not in done.stderr
 
 

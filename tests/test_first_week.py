@@ -1,7 +1,5 @@
 """The first week's material: images as people have them, the same in each format; and what counts as a surprise."""
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,6 @@ import pytest
 from ddm_ray.config import DataConfig
 from ddm_ray.data.images import decode
 from ddm_ray.data.sources import Encoded, open_source
-from tests.conftest import ROOT
 
 
 def rows_of(config: DataConfig, folder: Path) -> list[Encoded]:
@@ -64,21 +61,3 @@ def test_what_nobody_should_have_to_read_is_counted(
     benchmark: Callable[[str], ModuleType], status: int, text: str, surprises: int
 ) -> None:
     assert len(benchmark("terminal").Typed(("train", "run"), status, text, 1.0).surprises()) == surprises
-
-
-def test_a_terminal_is_a_users_and_knows_what_it_has_started(
-    benchmark: Callable[[str], ModuleType], tmp_path: Path
-) -> None:
-    notes: list[str] = []
-    terminal = benchmark("terminal").Terminal(tmp_path, Path(sys.executable).parent, ROOT, notes.append)
-    environment = terminal.environment()
-    assert environment["HOME"] == str(tmp_path) and not {"OMP_NUM_THREADS", "RAY_AUTH_MODE"} & environment.keys()
-    assert terminal.ddm("status", "nothing").status == 1 and notes[0].startswith("ddm status nothing: exit 1, ")
-    words = [sys.executable, "-c", "print(flush=True); input()"]
-    sleeper = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    try:
-        assert sleeper.stdout and sleeper.stdout.readline()  # it is loaded, and its environment with it
-        assert terminal.left() == [sleeper.pid]
-    finally:
-        sleeper.communicate(b"\n")
-    assert terminal.left_after(10) == []

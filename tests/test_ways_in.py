@@ -78,7 +78,6 @@ def test_a_run_that_was_begun_with_a_relative_source_is_the_same(photos: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--set", "data.source=photo"), "no such folder or file; give a folder, a URI"),
         (("--set", "data.source=photo"), "/photos?"),
         (
             ("--set", "data.source=photos/red", "--set", "data.num_classes=3"),
@@ -124,7 +123,7 @@ def test_recipes_are_listed_each_with_what_it_is_for() -> None:
     assert all(len(line.split()) > 6 and line.endswith(".") for line in lines[:-1])
 
 
-@pytest.mark.parametrize("name", ["photos-cpu", "ddm-24b"])
+@pytest.mark.parametrize("name", ["photos-cpu"])
 def test_a_recipe_is_shown_as_a_recipe_with_its_sizes(name: str, tmp_path: Path) -> None:
     shown = ddm("recipes", "show", name).output
     sizes = {"photos-cpu": "# expert: 2 x 1,282,480 parameters, 25.6 MB of memory", "ddm-24b": "8 x 2,984,153,616"}

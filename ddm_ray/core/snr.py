@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.flow import PATHS, Flow, append_dims, to_data_and_noise
-from ddm_ray.errors import TimeError
+from ddm_ray.errors import SamplingError
 
 MAX_NETWORK_LOG_SNR = 2 * math.log(50)
 """Largest |log SNR| at which a network is asked if its prediction doesn't tell data from noise at that end.
@@ -27,10 +27,10 @@ def at_matched_snr(flow: Flow, x_BCHW: Tensor, t_B: Tensor) -> tuple[Tensor, Ten
 
     That ratio is sigma'/sigma too, and is computed as sqrt((alpha'^2 + sigma'^2) / (alpha^2 + sigma^2)), which
     is never 0 / 0. An SNR beyond the path's end, or singular for the prediction, becomes the nearest
-    that isn't. TimeError for t outside [0, 1], on a CPU: elsewhere the host would wait to look.
+    that isn't. SamplingError for t outside [0, 1], on a CPU: elsewhere the host would wait to look.
     """
     if t_B.is_cpu and not ((t_B >= 0) & (t_B <= 1)).all():
-        raise TimeError("a t is outside [0, 1], where 0 is data and 1 is noise")
+        raise SamplingError("a t is outside [0, 1], where 0 is data and 1 is noise")
     linear, path = PATHS["linear"], PATHS[flow.path]
     matched_B = flow.clamp_to_nonsingular(path.time_of(linear.log_snr(t_B)), MAX_NETWORK_LOG_SNR)
     length = torch.hypot(path.alpha(matched_B), path.sigma(matched_B))

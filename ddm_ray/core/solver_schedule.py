@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddm_ray.core.flow import append_dims
 from ddm_ray.core.solvers import SOLVERS, Solver, SolverStep
-from ddm_ray.errors import SamplingError, TimeError
+from ddm_ray.errors import SamplingError
 
 HISTORY = max(1, *(solver.history for solver in SOLVERS.values()))
 """Velocities before the present one that a row of the table has room for."""
@@ -33,7 +33,7 @@ step, from 0, which ends at t = `until`; whether it is the step's first (`starts
 def schedule(solver: Solver, times: Tensor) -> np.ndarray:
     """The velocities that a solver asks for on a grid of S + 1 times: (N,) of VELOCITY.
 
-    SamplingError for times that don't decrease, TimeError for those outside [0, 1].
+    SamplingError for times that don't decrease, or are outside [0, 1].
     """
     rows = []
     before: tuple[float, ...] = ()
@@ -68,5 +68,5 @@ def _steps(times: Tensor) -> list[tuple[float, float]]:
     if times.ndim != 1 or len(times) < 2 or not (times.diff() < 0).all():
         raise SamplingError("times must be one-dimensional, two or more, and decrease from 1 to 0")
     if times[0] > 1 or times[-1] < 0:
-        raise TimeError(f"times from {float(times[0])} to {float(times[-1])}: use times in [0, 1], 1 is noise")
+        raise SamplingError(f"times from {float(times[0])} to {float(times[-1])}: use times in [0, 1], 1 is noise")
     return list(pairwise(times.tolist()))

@@ -51,12 +51,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Lineup:
-    """The mixture, the dense models by kind, the candidates, and a text per missing artifact on what isn't measured."""
+    """The mixture, the dense models by kind, the candidates, and a text per missing artifact on what isn't measured.
+
+    `milestones`: weights of jobs that are still training, which stand for finished ones.
+    """
 
     mixture: Models
     denses: dict[ModelKind, Models]
     candidates: tuple[Candidate, ...]
     missing: dict[str, str]
+    milestones: Mapping[Artifact, Weights]
 
     @classmethod
     def of(
@@ -65,22 +69,22 @@ class Lineup:
         trained: Collection[str],
         old: Mapping[str, str],
         device: str,
-        milestones: Mapping[Artifact, Weights] | None = None,
+        milestones: Mapping[Artifact, Weights],
     ) -> Self:
         """Load those of the `trained` artifacts and `milestones` that are candidates.
 
         `trained`: artifacts that existed when the evaluation began. `old`: the result of `outdated`. Raises
         MissingArtifact, CorruptArtifact, DriftError.
         """
-        earlier = milestones or {}
-        mixture = load_models(run, "mixture", device, milestones=earlier)
-        if ROUTER not in trained and ROUTER not in earlier:
+        mixture = load_models(run, "mixture", device, milestones=milestones)
+        if ROUTER not in trained and ROUTER not in milestones:
             mixture = replace(mixture, router=None)
-        kinds = [kind for kind in DENSE if kind in trained or kind in earlier]
-        denses = {kind: load_models(run, kind, device, milestones=earlier) for kind in kinds}
+        kinds = [kind for kind in DENSE if kind in trained or kind in milestones]
+        denses = {kind: load_models(run, kind, device, milestones=milestones) for kind in kinds}
         null_text = null_text_of(run, shard(0))
         mixture, denses = _with_null(mixture, null_text), {k: _with_null(each, null_text) for k, each in denses.items()}
-        return cls(mixture, denses, _candidates(run, mixture, denses), _missing(run, mixture, denses) | dict(old))
+        missing = _missing(run, mixture, denses) | dict(old)
+        return cls(mixture, denses, _candidates(run, mixture, denses), missing, milestones)
 
 
 def _with_null(models: Models, null_text: Text | None) -> Models:

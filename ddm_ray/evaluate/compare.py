@@ -21,6 +21,7 @@ from ddm_ray.evaluate.image_set import PulledDistance
 from ddm_ray.evaluate.measure import reference_of
 from ddm_ray.evaluate.metrics import Difference, row_of
 from ddm_ray.evaluate.real_rows import RealRows
+from ddm_ray.evaluate.reference import Instruments
 from ddm_ray.evaluate.run import read_metrics
 from ddm_ray.evaluate.samples import CandidateSamples, SamplesPlan, SamplesRecord, SamplesStore, here, one_thread
 from ddm_ray.pictures.grid import GridRow, grid
@@ -126,13 +127,11 @@ def compare(
     with one_thread():
         on_progress(0.0, "reading real rows")
         features = features or first.config.evaluate.features
-        embedder = load_embedder(features, device)
-        decode = decoder(first, device)
-        seen = RealRows.of(first, device).decoded(decode)
+        by = Instruments(decoder(first, device), load_embedder(features, device), here(device), device)
+        seen = RealRows.of(first, device).decoded(by.decode)
         evaluating = first.config.evaluate.model_copy(update={"features": features})
         measuring = Run(first.store, first.config.model_copy(update={"evaluate": evaluating}))
-        on_rows = phase(on_progress, 0.0, 0.1)
-        reference = reference_of(measuring, seen, embedder, decode, here(device), on_rows, device)
+        reference = reference_of(measuring, seen, by, phase(on_progress, 0.0, 0.1))
         distances: dict[str, PulledDistance] = {}
         lines: list[dict[str, Any]] = []
         shown, paired = list[GridRow](), list[str]()

@@ -43,17 +43,15 @@ class TrainingCost:
     router_over_experts: float | None
 
 
-def training_cost(
-    run: Run, left_out: Collection[str] = (), milestones: Mapping[Artifact, Weights] | None = None
-) -> TrainingCost:
+def training_cost(run: Run, left_out: Collection[str], milestones: Mapping[Artifact, Weights]) -> TrainingCost:
     """Costs of the experts, and of every other job that is finished or has a milestone, except those in `left_out`.
 
     Raises MissingArtifact for an expert that has neither, DriftError.
     """
-    earlier, jobs = milestones or {}, dict[Artifact, JobCost]()
+    jobs: dict[Artifact, JobCost] = {}
     for artifact in trained_of(run.config):
-        if artifact in earlier:
-            jobs[artifact] = _begun(run, earlier[artifact])
+        if artifact in milestones:
+            jobs[artifact] = _begun(run, milestones[artifact])
         elif artifact.kind == "expert":
             jobs[artifact] = _job(run.require(artifact))
         elif artifact not in left_out and (manifest := run.finished(artifact, accepted=True)):

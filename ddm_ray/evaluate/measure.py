@@ -4,7 +4,7 @@ Shapes: N rows, CHW image.
 """
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import permutations
 from typing import Any
@@ -16,9 +16,7 @@ import ddm_ray
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.loading.loader import Rows
-from ddm_ray.data.sharded.work import Executor
 from ddm_ray.evaluate.candidates import Decode, Lineup
-from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.curves import training_curves
 from ddm_ray.evaluate.features import features_in_words
@@ -27,12 +25,10 @@ from ddm_ray.evaluate.image_set import ImageSet, PulledDistance, Reference
 from ddm_ray.evaluate.losses import Loss, heldout_losses
 from ddm_ray.evaluate.metrics import Difference, row_of
 from ddm_ray.evaluate.real_rows import RealRows
-from ddm_ray.evaluate.reference import ReferenceRecord, make_reference
+from ddm_ray.evaluate.reference import Instruments, make_reference
 from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples
-from ddm_ray.jobs.published import Weights
-from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
 from ddm_ray.run.graph import PARTITION, Artifact
@@ -50,23 +46,15 @@ def measure(
     rows: RealRows,
     request: SampleRequest,
     samples: Sequence[CandidateSamples],
-    decode: Decode,
-    embedder: Embedder | None,
-    captions: CaptionScore | None,
-    execute: Executor[ReferenceRecord],
-    device: str,
+    by: Instruments,
     on_progress: OnProgress,
-    milestones: Mapping[Artifact, Weights],
 ) -> tuple[dict[str, Any], bytes, bytes]:
     """The metrics of an evaluation; and as PNG, a grid of a few samples of each model, and one of each expert's own.
 
-    `request`: the request for all images. `samples`: those of each candidate. `embedder`: see `Reference`.
-    `captions`: scores how images fit their texts. `execute` embeds real rows on `device`. `milestones`: weights of
-    jobs that are still training.
+    `request`: the request for all images. `samples`: those of each candidate.
     """
-    seen = rows.decoded(decode)
-    on_rows = phase(on_progress, 0.78, 0.82)
-    reference = reference_of(run, seen, embedder, decode, execute, on_rows, device, captions)
+    seen, milestones = rows.decoded(by.decode), lineup.milestones
+    reference = reference_of(run, seen, by, phase(on_progress, 0.78, 0.82))
     table, distances = list[dict[str, Any]](), dict[str, PulledDistance]()
     for number, (candidate, each) in enumerate(zip(lineup.candidates, samples, strict=True)):
         on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {candidate.name}")
@@ -95,11 +83,11 @@ def measure(
         "sampling": config.sample.model_dump(mode="json", exclude={"strategy"}),
         "models": table,
         "differences": [asdict(each) for each in differences],
-        "missing": lineup.missing | _without_captions(config, captions),
-        "clip": None if captions is None else config.evaluate.clip,
+        "missing": lineup.missing | _without_captions(config, by),
+        "clip": None if by.captions is None else config.evaluate.clip,
         "real": _real_lines(reference, len(request.seeds), seen),
         "heldout_loss": [asdict(loss) for loss in _losses(config, lineup, rows.heldout)],
-        "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, decode),
+        "router": router_diagnostics(lineup.mixture, rows.heldout, request, strategies, reference, by.decode),
         "training": asdict(cost),
         "curves": training_curves(run, trained, milestones),
         "milestones": {
@@ -109,24 +97,15 @@ def measure(
         "versions": _versions(),
     }
     on_progress(0.96, "writing the report")
-    pictures = _grid(run.named, lineup, seen.shown, request, decode)
-    return metrics, pictures, to_png(experts_figure(run, lineup.mixture, seen.shown, decode))
+    pictures = _grid(run.named, lineup, seen.shown, request, by.decode)
+    return metrics, pictures, to_png(experts_figure(run, lineup.mixture, seen.shown, by.decode))
 
 
-def reference_of(
-    run: Run,
-    seen: RealRows,
-    embedder: Embedder | None,
-    decode: Decode,
-    execute: Executor[ReferenceRecord],
-    on_progress: OnProgress,
-    device: str,
-    captions: CaptionScore | None = None,
-) -> Reference:
+def reference_of(run: Run, seen: RealRows, by: Instruments, on_progress: OnProgress) -> Reference:
     """The reference of the run's real rows, computed if none is stored. `seen`: the rows in memory, as images."""
     config, prior_CK = run.config, mixture_info(run).prior_CK
     assert prior_CK is not None
-    net, real = make_reference(run, seen.train, seen.elsewhere, embedder, decode, execute, on_progress, device)
+    net, real = make_reference(run, seen.train, seen.elsewhere, by, on_progress)
     every = sum(PartitionInfo.of(run.require(PARTITION)).rows_K)
     return Reference(
         net,
@@ -136,8 +115,8 @@ def reference_of(
         config.evaluate.seed,
         labelled=bool(config.data.num_classes),
         whole_set=len(real.label_M) == every,
-        embedder=embedder,
-        captions=captions,
+        embedder=by.embedder,
+        captions=by.captions,
     )
 
 
@@ -156,8 +135,8 @@ def _real_line(name: str, images: ImageSet) -> dict[str, Any]:
     return {"model": f"real: {name}"} | row_of(images)
 
 
-def _without_captions(config: RunConfig, captions: CaptionScore | None) -> dict[str, str]:
-    if config.evaluate.clip is None or captions is not None:
+def _without_captions(config: RunConfig, by: Instruments) -> dict[str, str]:
+    if config.evaluate.clip is None or by.captions is not None:
         return {}
     return {"clip": "CLIP score (the shards, of an older version, keep no captions; those of a new run do)"}
 

@@ -26,6 +26,7 @@ from ddm_ray.data.sharded.stage import ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Chunk, Executor
 from ddm_ray.errors import DriftError
 from ddm_ray.evaluate.candidates import Decode, decoder
+from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.distances import Gaussian, moments
 from ddm_ray.evaluate.features import FeatureNet, load_embedder, see, train_features
 from ddm_ray.models.embedders import Embedder
@@ -119,6 +120,20 @@ class ReferenceRecord(ChunkRecord):
 ReferenceStore = ChunkStore[ReferencePlan, ReferenceRecord]
 
 
+@dataclass(frozen=True)
+class Instruments:
+    """The networks that images are measured by, and the executor that embeds real rows on `device`.
+
+    `embedder`: gives the features; None: the classifier does. `captions`: scores how images fit their texts.
+    """
+
+    decode: Decode
+    embedder: Embedder | None
+    execute: Executor[ReferenceRecord]
+    device: str
+    captions: CaptionScore | None = None
+
+
 def named(config: RunConfig, elsewhere: Iterable[int]) -> Artifact:
     """The reference in a configuration's features, of all shards except those `elsewhere`."""
     features = config.evaluate.features
@@ -128,41 +143,25 @@ def named(config: RunConfig, elsewhere: Iterable[int]) -> Artifact:
 
 
 def make_reference(
-    run: Run,
-    train: Rows,
-    elsewhere: Iterable[int],
-    embedder: Embedder | None,
-    decode: Decode,
-    execute: Executor[ReferenceRecord],
-    on_progress: OnProgress,
-    device: str,
+    run: Run, train: Rows, elsewhere: Iterable[int], by: Instruments, on_progress: OnProgress
 ) -> tuple[FeatureNet, RealFeatures]:
     """Embed `evaluate.real_rows` rows of the shards that aren't `elsewhere`, once.
 
     Returns the classifier and the features that are kept. `train`: rows in memory, as images, to fit the classifier
-    to. `embedder`, `decode`: the networks for the samples; they must see as the networks of the real rows did.
-    `execute` embeds on `device`. A killed call is resumed by calling again. Raises MissingArtifact, CorruptArtifact,
-    DriftError, StorageError, RayError, and the errors of `load_embedder`.
+    to. The networks of `by`, which see the samples, must see as the networks of the real rows did. A killed call is
+    resumed by calling again. Raises MissingArtifact, CorruptArtifact, DriftError, StorageError, RayError, and the
+    errors of `load_embedder`.
     """
     artifact = named(run.config, elsewhere)
     chunks = ReferenceStore(run, artifact, ReferencePlan, ReferenceRecord)
     if run.finished(artifact) is None:
-        _make(chunks, train, sorted(elsewhere), embedder, decode, execute, on_progress, device)
-    net = _classifier(chunks, embedder, decode)
+        _make(chunks, train, sorted(elsewhere), by, on_progress)
+    net = _classifier(chunks, by.embedder, by.decode)
     data, fields = chunks.read_once(STATISTICS)
     return net, RealFeatures.from_bytes(data, fields["rows"])
 
 
-def _make(
-    chunks: ReferenceStore,
-    train: Rows,
-    elsewhere: list[int],
-    embedder: Embedder | None,
-    decode: Decode,
-    execute: Executor[ReferenceRecord],
-    on_progress: OnProgress,
-    device: str,
-) -> None:
+def _make(chunks: ReferenceStore, train: Rows, elsewhere: list[int], by: Instruments, on_progress: OnProgress) -> None:
     run, artifact = chunks.run, chunks.artifact
     identity = run.identity(artifact)
 
@@ -185,13 +184,13 @@ def _make(
         label_N = train.label_N if classes else train.cluster_N
         net = train_features(train.data_NCHW, label_N, classes or len(run.experts), run.config.evaluate.seed)
         weights = save_tensors({name: tensor.contiguous() for name, tensor in net.state_dict().items()})
-        return weights, {"probe": _probe(run.config, net, embedder, decode)}
+        return weights, {"probe": _probe(run.config, net, by.embedder, by.decode)}
 
     plan = chunks.plan(planned, identity)
     chunks.write_once(CLASSIFIER, ".safetensors", fitted)
     observer = ShareReporter[ReferenceRecord](plan.units, on_progress, "features of real rows")
-    maker = MakeReference(chunks, identity, device)
-    records = make_chunks(chunks, plan, execute, ReadFile(run), maker, observer)
+    maker = MakeReference(chunks, identity, by.device)
+    records = make_chunks(chunks, plan, by.execute, ReadFile(run), maker, observer)
     data, fields = chunks.write_once(STATISTICS, ".safetensors", lambda: _statistics(chunks, records))
     chunks.delete_strays(records)
     files = {name: file for record in records for name, file in record.files.items()}

@@ -15,7 +15,7 @@ from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.features import load_embedder
 from ddm_ray.evaluate.measure import measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
-from ddm_ray.evaluate.reference import named
+from ddm_ray.evaluate.reference import Instruments, named
 from ddm_ray.evaluate.report import render_report
 from ddm_ray.evaluate.samples import (
     CandidateSamples,
@@ -100,21 +100,8 @@ def evaluate(
         samples = [CandidateSamples(chunks, plan, records, candidate.name) for candidate in lineup.candidates]
 
         def measured() -> tuple[bytes, dict[str, Any]]:
-            metrics, grid_png, experts_png = measure(
-                run,
-                name,
-                lineup,
-                rows,
-                request,
-                samples,
-                decoder(run, device),
-                embedder,
-                captions,
-                executor,
-                made_on or device,
-                on_progress,
-                earlier,
-            )
+            by = Instruments(decoder(run, device), embedder, executor, made_on or device, captions)
+            metrics, grid_png, experts_png = measure(run, name, lineup, rows, request, samples, by, on_progress)
             page = render_report(metrics, grid_png, experts_png).encode()
             text = json.dumps(metrics, indent=1).encode() + b"\n"
             files = {"metrics.json": text, "grid.png": grid_png, "experts.png": experts_png, "report.html": page}

@@ -119,7 +119,7 @@ class TransformersEmbedder:
     def __init__(self, config: EmbedderConfig, device: str = "cpu", field: str = "embedder", exact: bool = False):
         """Load the folder or name of the hub `config.model`; a folder needs no network. `exact`: see `make_embedder`.
 
-        ConfigError if it holds no image model, CorruptArtifact or TruncatedWeights if that isn't whole.
+        ConfigError if it holds no image model, CorruptArtifact if that isn't whole.
         """
         try:
             import transformers

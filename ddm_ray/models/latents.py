@@ -24,7 +24,7 @@ class Latents:
     def from_pretrained(cls, name: str, scale: float | None = None, shift: float | None = None) -> Self:
         """From a folder, or a name of the hub; scale and shift are the autoencoder's own unless given.
 
-        ConfigError if there is none, and without diffusers; CorruptArtifact, TruncatedWeights if it isn't whole.
+        ConfigError if there is none, and without diffusers; CorruptArtifact if it isn't whole.
         """
         try:
             from diffusers import AutoencoderKL

@@ -51,7 +51,7 @@ class TextEncoder:
     def from_pretrained(cls, name: str, tokens: int | None, pooled: Self | None = None) -> Self:
         """From a folder, or a name of the hub, that holds a CLIP's or T5's text encoder with its tokenizer.
 
-        ConfigError if there is none, and without transformers; CorruptArtifact, TruncatedWeights if it isn't whole.
+        ConfigError if there is none, and without transformers; CorruptArtifact if it isn't whole.
         """
         kind, what = _kind(name), "text encoder"
         import transformers

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
+from ddm_ray.errors import ConfigError, CorruptArtifact
 from ddm_ray.parsing import parse_object
 from ddm_ray.spelling import printable
 
@@ -55,7 +55,7 @@ def load_pretrained_model(
     """`kind.from_pretrained(name, **arguments)`: from a folder, without network, or the hub; of safetensors alone.
 
     These libraries draw at random what a file lacks, so CorruptArtifact names a tensor that is missing, of another
-    shape, or unknown (but for beginnings in `ignored`). TruncatedWeights; ConfigError if `name` holds no model.
+    shape, or unknown (but for beginnings in `ignored`). CorruptArtifact; ConfigError if `name` holds no model.
     """
     require_config(name, what)
     if Path(name).is_dir():
@@ -231,14 +231,14 @@ def _use(kind: Any) -> str:
 
 
 def _numbers_of(folder: Path) -> int:
-    """Numbers in all tensors of a folder, as the safetensors' headers have it. TruncatedWeights."""
+    """Numbers in all tensors of a folder, as the safetensors' headers have it. CorruptArtifact."""
     numbers = 0
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as tensors:
                 numbers += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
         except SafetensorError as error:
-            raise TruncatedWeights(f"{file}: not whole safetensors ({brief(error)}); fetch it again") from None
+            raise CorruptArtifact(f"{file}: not whole safetensors ({brief(error)}); fetch it again") from None
     return numbers
 
 

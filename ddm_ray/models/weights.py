@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ddm_ray.config.networks import NETWORKS
-from ddm_ray.errors import ConfigError, CorruptArtifact, TruncatedWeights
+from ddm_ray.errors import ConfigError, CorruptArtifact
 from ddm_ray.models.network import Network, fill_tables
 
 # Imported only when a spec names one: diffusers is an extra.
@@ -115,7 +115,7 @@ def load_model(spec: dict[str, Any], weights: bytes) -> nn.Module:
     try:
         tensors = tensors_from_bytes(weights)
     except SafetensorError as error:
-        raise TruncatedWeights(f"weights are not whole safetensors ({error}): fetch or write them again") from error
+        raise CorruptArtifact(f"weights are not whole safetensors ({error}): fetch or write them again") from error
     return from_state(spec, tensors)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ddm_ray.errors import CorruptArtifact, DataError, DDMError, TruncatedWeights
+from ddm_ray.errors import CorruptArtifact, DataError, DDMError
 from ddm_ray.spelling import one_line, printable
 from ddm_ray.store.checksummed import canonical, read_sealed, seal, sha256, unseal
 from ddm_ray.store.store import Store
@@ -151,11 +151,10 @@ def read_manifest(store: Store, prefix: str) -> Manifest:
 def verify(data: bytes, record: FileRecord, where: str) -> bytes:
     """Return `data` if it has the recorded size and checksum.
 
-    Raises CorruptArtifact naming `where` otherwise, and TruncatedWeights for safetensors of another size.
+    Raises CorruptArtifact naming `where` otherwise.
     """
     if len(data) != record.bytes:
-        kind = TruncatedWeights if where.endswith(".safetensors") else CorruptArtifact
-        raise kind(f"{where}: {len(data)} bytes, its manifest says {record.bytes}")
+        raise CorruptArtifact(f"{where}: {len(data)} bytes, its manifest says {record.bytes}")
     if sha256(data) != record.sha256:
         raise CorruptArtifact(f"{where}: checksum differs from its manifest's")
     return data

@@ -125,7 +125,7 @@ def mixture_velocity(
 ) -> Tensor:
     """The mixture's velocity at (x, t), t in [0, 1]: exact for exact networks by `full`, the default strategy.
 
-    For strategies that draw, rows are images of the `seeds`, 0 to B - 1 if none are given. Raises TimeError, and as
+    For strategies that draw, rows are images of the `seeds`, 0 to B - 1 if none are given. Raises SamplingError, and as
     `sample` does.
     """
     request = SampleRequest(tuple(range(len(x_BCHW)) if seeds is None else seeds), condition, settings, cluster_B)

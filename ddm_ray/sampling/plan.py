@@ -14,7 +14,7 @@ from ddm_ray.core.routing import Strategy
 from ddm_ray.core.solver_schedule import VELOCITY, schedule
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.core.times import time_grid
-from ddm_ray.errors import TimeError
+from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.request import MixtureInfo, strategy_of
 
 PLANNED = np.dtype([(name, VELOCITY[name]) for name in VELOCITY.names or ()] + [("scale", np.float64), ("jumps", bool)])
@@ -75,9 +75,9 @@ class SamplingPlan:
 
     @classmethod
     def at(cls, t: float, settings: SamplingSettings, info: MixtureInfo) -> "SamplingPlan":
-        """One velocity at t. TimeError for t outside [0, 1], SamplingError if K is too small for the settings."""
+        """One velocity at t. SamplingError for t outside [0, 1], or if K is too small for the settings."""
         if not 0 <= t <= 1:
-            raise TimeError(f"t is {t}: times are in [0, 1], 0 is data and 1 is noise")
+            raise SamplingError(f"t is {t}: times are in [0, 1], 0 is data and 1 is noise")
         velocities = np.zeros(1, PLANNED)
         velocities["t"], velocities["keep"], velocities["starts"], velocities["ends"] = t, 1, True, True
         velocities["scale"] = scale_at(settings, t)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.routing import Oracle, Strategy, parse_strategy
-from ddm_ray.errors import ExpertCountError, NullConditionError, SamplingError
+from ddm_ray.errors import ExpertCountError, SamplingError
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class MixtureInfo:
         return replace(self, available_K=available_K)
 
     def null(self, num_rows: int) -> Condition:
-        """The null condition of so many rows. NullConditionError if the models have none."""
+        """The null condition of so many rows. SamplingError if the models have none."""
         # Without classes the models have seen no condition but the null one.
         trained = self.trained_null or self.num_classes == 0
         if not trained or (self.num_classes is None and self.null_text is None):
-            raise NullConditionError(
+            raise SamplingError(
                 "these models were trained without a null condition: use guidance_scale 1, and a condition per image"
             )
         if self.num_classes is None:
@@ -164,7 +164,7 @@ def validate(request: SampleRequest, info: MixtureInfo) -> Strategy:
         )
     _validate_condition(request, info)
     if info.num_classes == 0 and scale not in (0, 1):
-        raise NullConditionError(f"guidance_scale is {scale}, but the models have no classes to guide to: use 1")
+        raise SamplingError(f"guidance_scale is {scale}, but the models have no classes to guide to: use 1")
     if scale != 1:
         info.null(1)
     strategy, cluster_B = strategy_of(request.settings, info.num_experts), request.cluster_B

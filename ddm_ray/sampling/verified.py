@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddm_ray.errors import CorruptArtifact, MissingArtifact, StorageError, TruncatedWeights
+from ddm_ray.errors import CorruptArtifact, MissingArtifact, StorageError
 from ddm_ray.run.manifest import FileRecord, verify
 from ddm_ray.store import local_disk
 
@@ -20,7 +20,7 @@ class VerifiedFolder:
     files: Mapping[str, FileRecord]
 
     def read(self, name: str, most: int = sys.maxsize) -> bytes:
-        """A file's bytes, `most` of them. MissingArtifact; TruncatedWeights for safetensors that end early;
+        """A file's bytes, `most` of them. MissingArtifact; CorruptArtifact for safetensors that end early;
         CorruptArtifact.
         """
         path = self.root / name
@@ -33,7 +33,7 @@ class VerifiedFolder:
         except (FileNotFoundError, StorageError):
             raise MissingArtifact(f"{path} is missing or can't be read", REMEDY) from None
         if len(data) < self.files[name].bytes and path.suffix == ".safetensors":
-            raise TruncatedWeights(f"{path}: {len(data)} bytes of {self.files[name].bytes}", REMEDY)
+            raise CorruptArtifact(f"{path}: {len(data)} bytes of {self.files[name].bytes}", REMEDY)
         return verify(data, self.files[name], str(path))
 
     def check(self, folder: str) -> None:
@@ -45,6 +45,6 @@ class VerifiedFolder:
             if not path.is_file():
                 raise MissingArtifact(f"{path} is missing", REMEDY)
             if path.suffix == ".safetensors" and (num_bytes := path.stat().st_size) < self.files[name].bytes:
-                raise TruncatedWeights(f"{path}: {num_bytes} bytes of {self.files[name].bytes}", REMEDY)
+                raise CorruptArtifact(f"{path}: {num_bytes} bytes of {self.files[name].bytes}", REMEDY)
             if FileRecord.of_file(path) != self.files[name]:
                 raise CorruptArtifact(f"{path}: size or checksum differs", REMEDY)

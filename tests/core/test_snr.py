@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddm_ray.core import flow
 from ddm_ray.core.flow import PATHS, Flow
 from ddm_ray.core.snr import MatchedRouter, VelocityField, at_matched_snr, velocity_field
-from ddm_ray.errors import TimeError
+from ddm_ray.errors import SamplingError
 from tests.core.paths_closed_form import (
     PAIRS,
     ExactNetwork,
@@ -133,7 +133,7 @@ def test_a_networks_small_error_stays_small_at_pure_noise(of: Flow) -> None:
 def test_times_outside_are_told(t: float) -> None:
     t_B = torch.tensor([0.5, t])
     for field in (VelocityField(Recorder(), Flow("cosine", "noise")), MatchedRouter(Recorder(), "ddpm")):
-        with pytest.raises(TimeError, match="outside"):
+        with pytest.raises(SamplingError, match="outside"):
             field(torch.ones(2, 1, 1, 3), t_B, torch.arange(2))
 
 

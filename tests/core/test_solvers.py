@@ -15,7 +15,7 @@ from torchdiffeq import odeint
 from ddm_ray.core.solver_schedule import schedule
 from ddm_ray.core.solvers import SOLVERS, SolverStep
 from ddm_ray.core.times import time_grid
-from ddm_ray.errors import SamplingError, TimeError
+from ddm_ray.errors import SamplingError
 from tests.core import closed_forms, oracles
 from tests.core.closed_forms import ONE
 from tests.core.paths_closed_form import PathMixture
@@ -172,5 +172,5 @@ def test_times_that_do_not_decrease_from_one_to_zero_are_refused(times) -> None:
 
 @pytest.mark.parametrize("times", [[1.5, 0.0], [1.0, -0.1]])
 def test_times_outside_the_path_are_refused(times: list[float]) -> None:
-    with pytest.raises(TimeError, match=r"use times in \[0, 1\]"):
+    with pytest.raises(SamplingError, match=r"use times in \[0, 1\]"):
         schedule(SOLVERS["euler"], torch.tensor(times))

@@ -1,5 +1,6 @@
 """One finished run of untrained models, and its evaluation, for all tests here."""
 
+import shutil
 from copy import deepcopy
 from pathlib import Path
 
@@ -47,3 +48,9 @@ def evaluated(random_run: Run, progress_notes: list[tuple[float, str]]) -> Path:
     """The folder of the run's evaluation `demo`."""
     evaluate(random_run, on_progress=lambda share, note: progress_notes.append((share, note)))
     return Path(random_run.url) / "eval" / "demo"
+
+
+def copied(run: Run, path: Path) -> Run:
+    """A copy of the run without its evaluations."""
+    shutil.copytree(run.url, path, ignore=shutil.ignore_patterns("eval"))
+    return Run.open(str(path))

@@ -1,17 +1,14 @@
 """evaluate() from a finished run to a committed report."""
 
 import html
-import io
 import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
 
 from ddm_ray.cli import main
 from ddm_ray.errors import CorruptArtifact, MissingArtifact
@@ -22,7 +19,7 @@ from ddm_ray.run.graph import MONOLITH, ROUTER, ROWS, STUDENT, Artifact, evaluat
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import run_models
 from ddm_ray.sampling.run_models import load_trained, sampling_settings
-from tests.evaluate.conftest import SETTINGS
+from tests.evaluate.conftest import SETTINGS, copied
 from tests.infos import commit_written, info_of
 from tests.random_run import make_run, publish
 
@@ -83,26 +80,13 @@ def test_all_strategies_share_labels_and_seeds(random_run: Run, evaluated: Path)
 
 
 def test_experts_cost_what_the_monolith_costs(random_run: Run) -> None:
-    cost = training_cost(random_run)
+    cost = training_cost(random_run, (), {})
     assert [job.job for job in cost.jobs] == ["experts/000", "experts/001", "router", "monolith"]
     assert cost.experts_over_monolith == 1
     jobs = {job.job: job for job in cost.jobs}
     assert cost.experts_flops == jobs["experts/000"].flops + jobs["experts/001"].flops
     assert cost.router_over_experts == jobs["router"].flops / cost.experts_flops
     assert 0 < cost.router_over_experts < 1
-
-
-def test_grid_shows_real_rows_and_every_model(evaluated: Path) -> None:
-    picture = Image.open(io.BytesIO((evaluated / "grid.png").read_bytes()))
-    lines, columns = 6, 30
-    assert picture.height == 8 + 22 + lines * 51 + 8
-    left = picture.width - 8 - columns * 51
-    assert 0 < left < 120
-    pixels = np.asarray(picture)[8 + 22 : -8, left:-8]
-    strips = [pixels[line * 51 : line * 51 + 48] for line in range(lines)]
-    assert all(strip.std() > 20 for strip in strips)
-    differences = [np.abs(strips[0].astype(int) - strip.astype(int)).mean() for strip in strips[1:]]
-    assert min(differences) > 10
 
 
 def test_progress_rises_to_one(evaluated: Path, progress_notes: list[tuple[float, str]]) -> None:
@@ -121,12 +105,6 @@ def test_a_second_call_does_nothing(random_run: Run, evaluated: Path) -> None:
     assert before == {
         path: (path.stat().st_mtime_ns, path.read_bytes()) for path in evaluated.rglob("*.*") if path.is_file()
     }
-
-
-def copied(run: Run, path: Path) -> Run:
-    """A copy of the run without its evaluations."""
-    shutil.copytree(run.url, path, ignore=shutil.ignore_patterns("eval"))
-    return Run.open(str(path))
 
 
 def test_the_same_run_gives_the_same_metrics(random_run: Run, evaluated: Path, tmp_path: Path) -> None:
@@ -204,20 +182,19 @@ def test_a_student_of_other_experts_is_named_and_the_rest_measured(tmp_path: Pat
     assert again.exit_code == 0 and "warning: student: finished since" in again.stderr
 
 
-@pytest.mark.parametrize("scale", [1, 2])
-def test_a_guided_students_loss_is_not_set_beside_others(tmp_path: Path, scale: int) -> None:
+def test_a_guided_students_loss_is_not_set_beside_others(tmp_path: Path) -> None:
     settings = (
         "student.guidance_scale=2.0",
         "evaluate.num_samples=20",
         "sample.steps=1",
-        f"sample.guidance_scale={scale}",
+        "sample.guidance_scale=2",
     )
     run = make_run(str(tmp_path / "run"), settings=(*settings, "expert.train.condition_dropout=0.1"), num_rows=100)
     publish(run, STUDENT, load_trained(run, MONOLITH), 3, 4)
     evaluate(run)
     metrics = read_metrics(run)
     rows = {row["model"]: row for row in metrics["models"]}
-    assert (rows["monolith"]["expert_rows_per_image"], rows["student"]["expert_rows_per_image"]) == (scale, 1)
+    assert (rows["monolith"]["expert_rows_per_image"], rows["student"]["expert_rows_per_image"]) == (2, 1)
     assert "student" not in [loss["model"] for loss in metrics["heldout_loss"]]
 
 

@@ -11,7 +11,6 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.times import time_grid
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.figures import COLUMNS, PER_CLASS, experts_figure, shown_beside
-from ddm_ray.evaluate.samples import one_thread
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models, load_models
@@ -24,21 +23,6 @@ def mixture(random_run: Run) -> Models:
 
 def request(count: int, strategy: str = "once") -> SampleRequest:
     return SampleRequest(tuple(range(count)), torch.arange(count) % 10, SamplingSettings(steps=2, strategy=strategy))
-
-
-def test_one_thread_is_undone() -> None:
-    before = torch.get_num_threads()
-    inside: list[int] = []
-
-    def fail() -> None:
-        with one_thread():
-            inside.append(torch.get_num_threads())
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert inside == [1]
-    assert torch.get_num_threads() == before
 
 
 def tile(picture: Image.Image, column: int, line: int, left: int, top: int) -> np.ndarray:

@@ -11,9 +11,9 @@ import torch
 from click.testing import CliRunner
 
 from ddm_ray.cli import main
-from ddm_ray.config import EmbedderConfig, load_recipe
+from ddm_ray.config import EmbedderConfig
 from ddm_ray.data.loading.loader import load_rows
-from ddm_ray.errors import ConfigError, DataError
+from ddm_ray.errors import DataError
 from ddm_ray.evaluate.compare import Side, compare
 from ddm_ray.evaluate.compare_report import render_comparison
 from ddm_ray.evaluate.features import features_in_words
@@ -107,8 +107,3 @@ def test_weights_that_are_not_there_are_missed_before_anything_is_sampled(
     with pytest.raises(DataError, match=r"^evaluate\.features\.checkpoint /no/such\.pt: no such file"):
         evaluate(run)
     assert not run.store.sizes("eval")
-
-
-def test_pixels_are_refused() -> None:
-    with pytest.raises(ConfigError, match="choose timm or transformers"):
-        load_recipe("tiny", ("evaluate.features={kind: pixels}",))

@@ -1,6 +1,7 @@
 """Real rows as an evaluation's features see them: embedded once, whatever happens meanwhile, all of them counted."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.evaluate import reference as references
 from ddm_ray.evaluate.distances import Gaussian, moments
 from ddm_ray.evaluate.features import FeatureNet
-from ddm_ray.evaluate.reference import RealFeatures, make_reference, named
+from ddm_ray.evaluate.reference import Instruments, RealFeatures, make_reference, named
 from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.run.graph import PARTITION, shard
 from ddm_ray.run.run import Run
@@ -38,7 +39,7 @@ def train(run: Run) -> Rows:
 
 
 def made(run: Run, train: Rows, execute: Any = serial, elsewhere: tuple[int, ...] = ()) -> tuple[FeatureNet, Any]:
-    return make_reference(run, train, elsewhere, None, plain, execute, no_progress, "cpu")
+    return make_reference(run, train, elsewhere, Instruments(plain, None, execute, "cpu"), no_progress)
 
 
 def plain(data_NCHW: torch.Tensor) -> torch.Tensor:
@@ -146,10 +147,10 @@ def test_other_shards_are_another_one_and_other_rows_drift(run: Run, train: Rows
 def test_a_network_that_sees_otherwise_than_it_did_is_refused(run: Run, train: Rows) -> None:
     """As where a file of weights was replaced: samples would be in another space than rows."""
     made(run, train)
-    nearly = (run, train, (), None, lambda data_NCHW: data_NCHW * 1.0001, serial, no_progress, "cpu")
-    make_reference(*nearly)
+    nearly = Instruments(lambda data_NCHW: data_NCHW * 1.0001, None, serial, "cpu")
+    make_reference(run, train, (), nearly, no_progress)
     with pytest.raises(DriftError, match="was made by another network, or other weights"):
-        make_reference(run, train, (), None, lambda data_NCHW: -data_NCHW, serial, no_progress, "cpu")
+        make_reference(run, train, (), replace(nearly, decode=lambda data_NCHW: -data_NCHW), no_progress)
 
 
 @pytest.mark.parametrize("files", [1, 3])

@@ -79,15 +79,6 @@ def test_the_error_is_the_definitions() -> None:
     assert posterior_score(logits_BK, cluster_B).ece == pytest.approx(error, rel=1e-12)
 
 
-def test_two_rows_of_one_bin_cancel_and_of_two_bins_do_not() -> None:
-    """Twice .75 sure, right and wrong: |.5 - .75|. Once 1 and once .5: right and wrong are (0 + .5) / 2."""
-    right_and_wrong = torch.tensor([True, False])
-    assert calibration_error(torch.tensor([0.75, 0.75]).double(), right_and_wrong)[0] == pytest.approx(0.25)
-    error, floor = calibration_error(torch.tensor([1.0, 0.5]).double(), right_and_wrong)
-    assert error == pytest.approx(0.25)
-    assert floor == pytest.approx(math.sqrt(2 / math.pi) * 0.5 / 2)
-
-
 @pytest.mark.parametrize("num_experts", [1, 2, 7])
 def test_a_router_that_knows_nothing_has_the_entropy_of_k_experts(num_experts: int) -> None:
     cluster_B = torch.arange(70) % num_experts
@@ -201,16 +192,6 @@ def test_trajectories_are_counted_by_their_heaviest_expert() -> None:
     assert score.last == pytest.approx([1 / 3, 2 / 3, 0])
     assert score.aligned == pytest.approx(2 / 3)
     assert score.chance == pytest.approx((0.5 + 0.9 + 0.1) / 3)
-
-
-def test_neighbours_at_random_are_aligned_by_chance() -> None:
-    random = np.random.default_rng(0)
-    prior_CK = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
-    label_B, last_B = random.integers(2, size=20_000), random.integers(3, size=20_000)
-    neighbour_B = np.array([random.choice(3, p=prior_CK[label]) for label in label_B])
-    routing_SBK = torch.nn.functional.one_hot(torch.from_numpy(last_B), 3)[None]
-    score = trajectory_score("once", routing_SBK, neighbour_B, prior_CK[label_B])
-    assert score.aligned == pytest.approx(score.chance, abs=0.015) and score.steady == 1
 
 
 def test_an_evaluation_has_them(random_run: Run, evaluated: Path) -> None:

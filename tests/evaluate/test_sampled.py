@@ -37,16 +37,12 @@ from ddm_ray.run.graph import MONOLITH, STUDENT, Artifact, evaluation, shard
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_trained
+from tests.evaluate.conftest import copied
 from tests.random_run import make_run, publish
 from tests.sampling import tiny_components
 from tests.text_run import make_text_run
 
 DEMO = evaluation("demo")
-
-
-def copied(run: Run, path: Path) -> Run:
-    shutil.copytree(run.url, path, ignore=shutil.ignore_patterns("eval"))
-    return Run.open(str(path))
 
 
 def figures(run: Run) -> str:
@@ -156,7 +152,7 @@ def test_another_process_samples_the_same_images(random_run: Run, evaluated: Pat
     """From a pickled maker, which brings no models; a portion's images are those of one batch, to a 255th."""
     identity = random_run.identity(DEMO)
     chunks = SamplesStore(random_run, DEMO, SamplesPlan, SamplesRecord)
-    maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, {}, "cpu"))
+    maker = MakeSamples(chunks, identity, "cpu", Lineup.of(random_run, identity.inputs, {}, "cpu", {}))
     carried = pickle.dumps(maker)
     assert len(carried) < 10_000
     (plan, records) = chunks.begun(), [*KeptRecords.of(chunks)]
@@ -229,7 +225,7 @@ def test_a_run_of_texts_is_asked_for_the_texts_of_held_out_rows(tmp_path: Path) 
     once = CandidateSamples(chunks, plan, records, "once")
     counts = np.bincount(once.number_M.numpy(), minlength=10)
     assert sorted(counts) == [2] * 6 + [3] * 4, "every text in turn"
-    lineup = Lineup.of(run, run.identity(DEMO).inputs, {}, "cpu")
+    lineup = Lineup.of(run, run.identity(DEMO).inputs, {}, "cpu", {})
     request = SampleRequest(
         consecutive_seeds(config.evaluate.seed, 24, SeedPurpose.EVALUATION),
         heldout.text[once.number_M],

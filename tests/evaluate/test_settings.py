@@ -10,7 +10,6 @@ from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Condition
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
-from ddm_ray.errors import NullConditionError
 from ddm_ray.evaluate.losses import heldout_losses
 from ddm_ray.evaluate.run import evaluate
 from ddm_ray.run.graph import shard
@@ -77,19 +76,6 @@ def test_the_routers_temperature_reaches_images_and_held_out_losses(tmp_path: Pa
     }
     assert full["warm"] == pytest.approx(full["halved"], rel=1e-6)
     assert full["warm"] != pytest.approx(full["plain"], rel=1e-4)
-
-
-def test_models_trained_without_a_null_condition_are_not_guided(tmp_path: Path) -> None:
-    plain = ONE_STEP.changed(strategy="once")
-    guided = plain.changed(guidance_scale=2.0)
-    run, models = models_of(tmp_path / "none", "expert.train.condition_dropout=0")
-    for kind in (models, load_models(run, "monolith")):
-        assert kind.sample(plain).images_BCHW.isfinite().all()
-        with pytest.raises(NullConditionError, match="trained without a null condition"):
-            kind.sample(guided)
-    run, models = models_of(tmp_path / "some", "expert.train.condition_dropout=0.01")
-    for kind in (models, load_models(run, "monolith")):
-        assert kind.sample(guided).images_BCHW.isfinite().all()
 
 
 def test_an_evaluation_samples_as_the_run_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

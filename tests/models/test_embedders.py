@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 from ddm_ray.config import EmbedderConfig
-from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, TruncatedWeights
+from ddm_ray.errors import ConfigError, CorruptArtifact, DataError
 from ddm_ray.models.embedder_networks import TimmEmbedder, TransformersEmbedder
 from ddm_ray.models.embedders import PixelEmbedder, make_embedder
 from tests.pretend_streams import pretended
@@ -277,7 +277,7 @@ def test_a_folder_without_an_image_model_is_refused(tmp_path: Path) -> None:
         assert str(tmp_path) in str(failure.value)
 
     file.write_bytes(data[:-5])
-    refused(TruncatedWeights, "not whole safetensors")
+    refused(CorruptArtifact, "not whole safetensors")
     file.write_bytes(data)
     (tmp_path / "preprocessor_config.json").unlink()
     refused(CorruptArtifact, "can't be loaded")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddm_ray.errors import CorruptArtifact, DataError, TruncatedWeights
+from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.run.graph import evaluation
 from ddm_ray.run.info import EvaluationInfo, StateInfo, WeightsInfo
@@ -226,7 +226,7 @@ def test_verify_names_the_file() -> None:
         verify(b"row", kept, "shard/part-0.parquet")
     with pytest.raises(CorruptArtifact, match=r"^shard/part-0.parquet: checksum differs from its manifest's"):
         verify(b"rowz", kept, "shard/part-0.parquet")
-    with pytest.raises(TruncatedWeights, match="3 bytes, its manifest says 4"):
+    with pytest.raises(CorruptArtifact, match="3 bytes, its manifest says 4"):
         verify(b"row", kept, "weights/ema.safetensors")
 
 

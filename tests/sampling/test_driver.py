@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError, TimeError
+from ddm_ray.errors import ExpertCountError, NotFiniteError, SamplingError
 from ddm_ray.sampling.driver import drawn_experts, mixture_velocity, run, sample
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.trajectory import start
@@ -88,7 +88,7 @@ def test_a_time_outside_zero_to_one_is_refused(t: float, strategy: str) -> None:
     system = closed_forms.three_gaussians()
     x_BCHW = torch.zeros(2, 1, 1, 2, dtype=torch.float64)
     parts = (system.info(), system.experts, system.router)
-    with pytest.raises(TimeError, match=r"t is .*: times are in \[0, 1\]") as error:
+    with pytest.raises(SamplingError, match=r"t is .*: times are in \[0, 1\]") as error:
         mixture_velocity(x_BCHW, t, torch.tensor([0, 1]), *parts, settings=SamplingSettings(strategy=strategy))
     assert one_line(error)
 

@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddm_ray.errors import (
-    CorruptArtifact,
-    DDMError,
-    ExpertCountError,
-    MissingArtifact,
-    RunError,
-    SamplingError,
-    TruncatedWeights,
-)
+from ddm_ray.errors import CorruptArtifact, DDMError, ExpertCountError, MissingArtifact, RunError, SamplingError
 from ddm_ray.models.router import Router
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.manifest import canonical, sha256
@@ -88,7 +80,7 @@ FAULTS: list[tuple[Callable[[Path], Any], type[DDMError], str]] = [
     (index(lambda index: index.update(vae=["diffusers", "AutoencoderKL"])), MissingArtifact, "lacks the folder vae"),
     (lambda root: shutil.rmtree(root / "router"), MissingArtifact, r"router/config\.json is missing"),
     (lambda root: (root / "expert_002" / WEIGHTS).unlink(), MissingArtifact, rf"expert_002/{WEIGHTS} is missing"),
-    (cut(f"expert_002/{WEIGHTS}"), TruncatedWeights, rf"expert_002/{WEIGHTS}: \d+ bytes of \d+"),
+    (cut(f"expert_002/{WEIGHTS}"), CorruptArtifact, rf"expert_002/{WEIGHTS}: \d+ bytes of \d+"),
     (flipped(f"router/{WEIGHTS}"), CorruptArtifact, rf"router/{WEIGHTS}: checksum"),
     (flipped(CONFIG), CorruptArtifact, rf"{CONFIG}: checksum"),
     (written(CONFIG, "{"), CorruptArtifact, rf"{CONFIG}: not JSON"),

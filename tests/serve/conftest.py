@@ -1,5 +1,7 @@
 """Servers of their own for the tests: a driver process with its private Ray cluster, spoken to over HTTP."""
 
+import base64
+import io
 import json
 import os
 import shutil
@@ -16,8 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.published import Weights
@@ -26,6 +30,8 @@ from ddm_ray.run.graph import Artifact, expert
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_trained
 from ddm_ray.serve.cluster.args import ServeArgs
+from ddm_ray.serve.cluster.expert_replica import ExpertReplica
+from ddm_ray.serve.engine.computing import Computing
 from tests.conftest import fresh_token, heed_ctrl_c
 from tests.published import publish_weights
 from tests.random_run import make_run
@@ -85,6 +91,12 @@ class Server:
         """Time of processors that all replicas that run have spent."""
         fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.replicas("ddm:")]
         return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def pixels(picture: bytes | str) -> np.ndarray:
+    """Grey levels or colours of a PNG, which may be in base64."""
+    data = base64.b64decode(picture) if isinstance(picture, str) else picture
+    return np.asarray(Image.open(io.BytesIO(data))).astype(int)
 
 
 def free_port() -> int:
@@ -160,10 +172,10 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(str(tmp_path_factory.mktemp("serve") / "tiny"))
 
 
-@pytest.fixture(scope="module", params=["colocated", "per-expert"])
-def server(request: pytest.FixtureRequest, tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`serve_run` of the tiny run, as `ddm serve` calls it."""
-    with served(ServeArgs(run=tiny_run.url, placement=request.param), tmp_path_factory.mktemp("server")) as server:
+@pytest.fixture(scope="module")
+def server(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`serve_run` of the tiny run, as `ddm serve` calls it; test_http_faults.py has another placement."""
+    with served(ServeArgs(run=tiny_run.url), tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
@@ -175,6 +187,14 @@ def served(args: ServeArgs, folder: Path) -> Iterator[Server]:
         command = [sys.executable, "-c", SERVE_RUN, args.model_dump_json(), str(port), temp]
         with serving(command, port, folder) as server:
             yield server
+
+
+async def replica_of(run: Run, cluster: int, *others: Any, **computing: Any) -> ExpertReplica:
+    """An expert's replica in this process, as Serve makes it."""
+    replica = ExpertReplica.__new__(ExpertReplica)
+    settings = Computing(**{"max_rows": 8} | computing)
+    await replica.__init__(run.url, cluster, settings, *others)  # type: ignore[misc]
+    return replica
 
 
 def unfinished(finished: Run, folder: Path) -> Run:

@@ -27,7 +27,9 @@ from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.runner import DeadlineError, Runner, Runners
 from ddm_ray.serve.engine.scheduler import OverloadedError
 from ddm_ray.serve.engine.versions import Versions
+from ddm_ray.serve.http.meters import Meters
 from tests.serve.cluster.linked import HOST, Response, until
+from tests.serve.conftest import replica_of
 
 PLACEMENTS = ("colocated", "multiplexed", "per-expert")
 TOLERANCE = 1e-5
@@ -78,12 +80,9 @@ async def placed(run: Run, placement: str) -> AsyncIterator[Runners]:
     info, handles = mixture_info(run), []
     if placement == "per-expert":
         for expert in range(info.num_experts):
-            replica = ExpertReplica.__new__(ExpertReplica)
-            await replica.__init__(run.url, expert, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
-            handles.append(Handle(replica, expert))
+            handles.append(Handle(await replica_of(run, expert), expert))
     networks = Networks(run, info, Computing(max_rows=8, resident=2 if placement == "multiplexed" else None))
-    ignored = lambda *_: None  # noqa: E731
-    parts = (handles, Replicas("none"), ignored, ignored, ignored)
+    parts = (handles, Replicas("none"), Meters(lambda: runners.engine))
     mixture = ServedMixture(info, networks, run.config.data, *parts)  # type: ignore[arg-type]
     runners = await mixture._runners(Versions(run).newest())
     try:

@@ -5,8 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from threading import Barrier
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -202,7 +201,6 @@ def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: Mod
         ({"milestones": 3}, "steps 8 aren't 3 equal parts"),
         ({"arms": {"told": {"kind": "told"}} | PLAN["arms"]}, "the first arm has to be base"),
         ({"conditioned": False}, "arm guidance is of kind guidance: models here aren't told the class at all"),
-        ({"against": "base/once"}, "arm pairs: pairs are with a monolith, and against is base/once"),
         (
             {"against": "base/monolith", "arms": {"base": {}, "faults": {"kind": "faults", "of": "k4"}}},
             "of 'k4', which has to be a run before it",
@@ -211,34 +209,3 @@ def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: Mod
         (tmp_path / "bad.yaml").write_text(yaml.safe_dump(PLAN | change, sort_keys=False))
         with pytest.raises(ValidationError, match=words):
             plans.Plan.read(str(tmp_path / "bad.yaml"))
-
-
-def test_an_accelerator_trains_all_that_an_arm_asks_for_at_once(
-    arms: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[list[Artifact], bool]] = []
-    all_there = Barrier(2, timeout=60)
-
-    def one_training(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacement) -> Run:
-        if placement.use_gpu:
-            all_there.wait()
-        asked.append(([*artifacts], placement.use_gpu))
-        return run
-
-    monkeypatch.setattr(arms, "trained", one_training)
-    both = [Artifact("experts/000"), Artifact("router")]
-    for device in ("cpu", "cuda"):
-        arms.Measuring.train_all(SimpleNamespace(ruler=SimpleNamespace(device=device)), None, both)
-    assert asked[0] == (both, False), "one after another"
-    assert sorted(asked[1:]) == [([artifact], True) for artifact in both]
-
-
-def test_few_seeds_are_the_first_reported_ones(plans: ModuleType) -> None:
-    seeds = {"choosing": [100], "reported": [3, 4, 5]}
-    plan = plans.Plan(**PLAN | {"seeds": seeds, "arms": {"base": {}, "wide": {"seeds": 2}}})
-    assert {seed: plan.arms_of(seed) for seed in (100, 3, 4, 5)} == {
-        100: ["base"],
-        3: ["base", "wide"],
-        4: ["base", "wide"],
-        5: ["base"],
-    }

@@ -6,8 +6,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from ddm_ray.core.flow import interpolate, velocity
-
 
 @pytest.fixture
 def module(script: Callable[[str], ModuleType]) -> ModuleType:
@@ -23,23 +21,6 @@ def test_an_isotropic_gaussians_velocity_is_in_closed_form(module: ModuleType) -
     slope = (t_B111 - (1 - t_B111) * spread**2) / ((1 - t_B111) ** 2 * spread**2 + t_B111**2)
     expected = (x_BCHW - (1 - t_B111) * 2) * slope - 2
     assert torch.allclose(denoiser(x_BCHW, t_B, None), expected, rtol=1e-12)
-
-
-def test_no_other_linear_map_of_noised_rows_is_nearer_to_their_velocity(module: ModuleType) -> None:
-    """The denoiser is the regression of noise - data on x_t, for rows of any covariance."""
-    random = torch.Generator().manual_seed(1)
-    rows_ND = torch.randn(200_000, 4, generator=random).double() @ torch.randn(4, 4, generator=random).double() + 1
-    rows_NCHW = rows_ND.view(-1, 1, 2, 2)
-    noise_NCHW, t_N = torch.randn(rows_NCHW.shape, generator=random).double(), torch.full((len(rows_ND),), 0.4).double()
-    x_NCHW, target_NCHW = interpolate(rows_NCHW, noise_NCHW, t_N), velocity(rows_NCHW, noise_NCHW)
-    features_ND = torch.cat([x_NCHW.flatten(1), torch.ones(len(rows_ND), 1)], dim=1)
-    fitted = torch.linalg.lstsq(features_ND, target_NCHW.flatten(1)).solution
-    predicted_NCHW = module.GaussianDenoiser.of(rows_NCHW)(x_NCHW, t_N, None)
-    best, own = (
-        float((guess_ND - target_NCHW.flatten(1)).square().mean())
-        for guess_ND in (features_ND @ fitted, predicted_NCHW.flatten(1))
-    )
-    assert best <= own < 1.001 * best
 
 
 def test_the_router_is_bayes_rule(module: ModuleType) -> None:

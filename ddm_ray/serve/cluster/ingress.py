@@ -27,8 +27,7 @@ from ddm_ray.serve.cluster.mixture import Handle, ServedMixture
 from ddm_ray.serve.cluster.remote_runner import call_deployment
 from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.computing import Computing, Networks
-from ddm_ray.serve.engine.segments import OnSegment
-from ddm_ray.serve.engine.versions import Version, Versions, expert_name
+from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.serve.http.authentication import Authenticator
 from ddm_ray.serve.http.guard import Guard, Limits
 from ddm_ray.serve.http.meters import DENSE, Meters
@@ -72,19 +71,18 @@ class API:
         null = None if self._encode is None else from_arrays((await self._encode(""))[0])
         self._meters = Meters(lambda: self._mixture.live.engine)
 
-        def served(info: MixtureInfo, parts: Sequence[Handle], count: OnSegment) -> ServedMixture:
+        def served(info: MixtureInfo, parts: Sequence[Handle], label: str | None = None) -> ServedMixture:
             # With experts in other deployments, only a router is here.
             networks = Networks(run, info, Computing(max_rows=computing.max_rows) if parts else computing)
             info = replace(info, null_text=null)
-            counted = (count, self._meters.asked, self._serves)
-            return ServedMixture(info, networks, run.config.data, parts, self._replicas, *counted)
+            return ServedMixture(info, networks, run.config.data, parts, self._replicas, self._meters, label)
 
-        self._mixture = served(mixture_info(run), experts, self._count)
+        self._mixture = served(mixture_info(run), experts)
         await self._mixture.start(Versions(run, pin_file), refresh_s)
         name = run.config.name
         self._models = {name: ServedModel(self._mixture.live, sampling_settings(run))}
         if dense is not None:
-            self._dense = served(monolith_info(run, dense), [others[DENSE]], self._count_dense)
+            self._dense = served(monolith_info(run, dense), [others[DENSE]], DENSE)
             await self._dense.start(Versions(run, pin_file, dense), refresh_s)
             settings = settings_of(run, dense).changed(strategy=None)
             self._models[f"{name}-{dense}"] = ServedModel(self._dense.live, settings, alone=True)
@@ -136,15 +134,6 @@ class API:
         assert self._decode is not None
         images = await asyncio.gather(*(self._decode(latent_CHW.numpy()) for latent_CHW in latents_BCHW))
         return torch.stack([torch.tensor(image_CHW) for image_CHW in images])
-
-    def _count(self, expert: int, velocities: int, switched: int, waited_s: float | None) -> None:
-        self._meters.segment("all" if expert < 0 else expert_name(expert), velocities, switched, waited_s)
-
-    def _count_dense(self, expert: int, velocities: int, switched: int, waited_s: float | None) -> None:
-        self._meters.segment(DENSE, velocities, switched, waited_s)
-
-    def _serves(self, version: Version) -> None:
-        self._meters.serves(version.steps())
 
     async def _lacking(self) -> list[str]:
         replicas = self._replicas

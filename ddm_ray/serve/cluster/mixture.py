@@ -1,7 +1,8 @@
 """A mixture as the ingress serves it: its newest weights, with runners in this process or in deployments."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -9,16 +10,18 @@ from ray.serve.handle import DeploymentHandle
 from ddm_ray.config import DataConfig
 from ddm_ray.jobs.published import Weights
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.serve.cluster.remote_runner import OnCalls, RemoteRunner, answer_from, call_deployment
+from ddm_ray.serve.cluster.remote_runner import RemoteRunner, answer_from, call_deployment
 from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.computing import Networks
+from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.live_sampler import LiveSampler, follow
 from ddm_ray.serve.engine.local_runner import LocalRunner, colocated_runners, multiplexed_runners
-from ddm_ray.serve.engine.runner import EngineThread, Runners
+from ddm_ray.serve.engine.runner import Runners
 from ddm_ray.serve.engine.scheduler import Scheduler
-from ddm_ray.serve.engine.segments import OnSegment, SegmentSampler
+from ddm_ray.serve.engine.segments import SegmentSampler
 from ddm_ray.serve.engine.versions import LOG, Version, Versions
+from ddm_ray.serve.http.meters import Meters
 
 Handle = DeploymentHandle[Any]
 LOAD_S = 900.0
@@ -37,20 +40,19 @@ class ServedMixture:
         data: DataConfig,
         experts: Sequence[Handle],
         replicas: Replicas,
-        on_segment: OnSegment,
-        on_calls: OnCalls,
-        on_version: Callable[[Version], None],
+        meters: Meters,
+        label: str | None = None,
     ):
-        """`experts`: their deployments by cluster; none: they are here. `on_version` gets each new version."""
+        """`experts`: their deployments by cluster; none: they are here. `label`: see `Meters.segment`."""
         self._info, self._networks, self._data = info, networks, data
         self._experts, self._replicas = experts, replicas
-        self._on_segment, self._on_calls, self._on_version = on_segment, on_calls, on_version
+        self._meters, self._on_segment = meters, partial(meters.segment, label=label)
 
     async def start(self, versions: Versions, refresh_s: float) -> None:
         """Serve the newest weights, and look for newer ones every so many seconds."""
         version = await versions.loadable(self._load_here, strict=True)
         self.live = LiveSampler(version, *await self._sampler_of(version))
-        self._on_version(version)
+        self._meters.serves(version)
         parts = (versions, self.live, self._load, self._serve, refresh_s, self._free_unused)
         self._following = asyncio.ensure_future(follow(*parts))
 
@@ -83,7 +85,7 @@ class ServedMixture:
         await asyncio.gather(*(self._loaded_there(version, expert) for expert in range(len(self._experts))))
         self.live.replace(version, *await self._sampler_of(version))
         self._free_unused()
-        self._on_version(version)
+        self._meters.serves(version)
         LOG.info("serving %s", version.steps())
 
     def _free_unused(self) -> None:
@@ -112,7 +114,7 @@ class ServedMixture:
             for expert, (handle, weights) in enumerate(zip(self._experts, version.experts, strict=True))
         ]
         router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
-        answer = answer_from(of_expert, router, self._on_calls)
+        answer = answer_from(of_expert, router, self._meters.asked)
         engine = BatchEngine(answer, scheduler=Scheduler(self._networks.computing.max_rows))
         engine.start()
         return Runners(of_expert, LocalRunner(engine), engine)

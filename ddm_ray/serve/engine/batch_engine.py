@@ -18,6 +18,7 @@ from ddm_ray.sampling.request import ExpertCall, NetworkCall
 from ddm_ray.sampling.state import Trajectories, require_finite_result
 from ddm_ray.sampling.trajectory import advance, next_calls, turned
 from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, joined_call
+from ddm_ray.serve.engine.engine_thread import STOPS, EngineThread
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
 from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S, Job, Scheduler
 
@@ -25,14 +26,13 @@ Answer = Callable[[Sequence[NetworkCall]], list[Tensor]]
 """Answers of networks to calls, in their order."""
 
 
-STOPS = "the server stops"
 TIMEOUT_FACTOR, MIN_TIMEOUT_S = 10.0, 10.0
 """Time of a request that names none: so many times what it takes alone, and at least so many seconds."""
 MAX_FAILURES = 3
 """Velocities in a row that fail by no fault of a request, after which the engine counts as broken."""
 
 
-class BatchEngine:
+class BatchEngine(EngineThread):
     """A batch in a thread of its own; rows join and leave it between velocities.
 
     Submitted rows run for a segment: until all are done, until a given velocity, or until a row needs an expert that
@@ -52,18 +52,16 @@ class BatchEngine:
 
         Engines that share one thread share `changed`, which wakes it for work, and `pace`; they aren't started.
         """
+        super().__init__(changed)
         self.scheduler = Scheduler() if scheduler is None else scheduler
         self._answer, self._here_K, self._clock = answer, here_K, clock
         self._parts: dict[Job, JobRows] = {}
         self._batch: RowBatch | None = None
         self._calls: list[tuple[ExpertCall, Future[Tensor]]] = []
-        self.num_velocities = 0
+        self._num_velocities = 0
         self._pace = Pace() if pace is None else pace
         self._ended: float | None = None
         self._num_failures = 0
-        self._changed = threading.Condition() if changed is None else changed
-        self._closed = False
-        self._thread = threading.Thread()
 
     @property
     def batch_rows(self) -> int:
@@ -77,36 +75,17 @@ class BatchEngine:
         return max(0, self.scheduler.rows - self.batch_rows)
 
     @property
+    def num_velocities(self) -> int:
+        """Velocities that its batch has had."""
+        return self._num_velocities
+
+    @property
     def deadline(self) -> float | None:
         """The earliest deadline of waiting work; None if there is no work."""
         if self._calls:
             return -math.inf
         jobs = self.scheduler.jobs
         return jobs[0].deadline if jobs else None
-
-    def start(self) -> None:
-        """Run in a thread until `close`."""
-        # Made here, since a thread that never runs would keep its engine alive.
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
-
-    def close(self, seconds: float = 60.0) -> None:
-        """Stop after the velocity that is on its way, waiting so long for it; callers that wait get ServeError."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(seconds)
-        for part in list(self._parts.values()):
-            self._end(part, ServeError(STOPS))
-        for _, future in self._calls:
-            future.cancel()
-
-    def require_running(self) -> None:
-        """Raise ServeError if the thread has stopped, or if nothing succeeds any more."""
-        if not self._thread.is_alive():
-            raise ServeError(STOPS)
-        self.require_success()
 
     def require_success(self) -> None:
         """Raise ServeError if nothing succeeds any more."""
@@ -184,17 +163,14 @@ class BatchEngine:
         """Note that another engine has the device now: that is no part of a velocity's time."""
         self._ended = None
 
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._changed:
-                    while not self._parts and not self._calls and not self._closed:
-                        self._changed.wait()
-                    if self._closed:
-                        return
-                self.tick()
-        finally:
-            self._closed = True
+    def _has_work(self) -> bool:
+        return bool(self._parts or self._calls)
+
+    def _end_all(self) -> None:
+        for part in list(self._parts.values()):
+            self._end(part, ServeError(STOPS))
+        for _, future in self._calls:
+            future.cancel()
 
     def _answer_calls(self) -> None:
         with self._changed:
@@ -255,7 +231,7 @@ class BatchEngine:
         ended = {part: after.rows(span) for part, span in after.spans() if part.job.velocities == 1}
         rest = after.only([part for part in after.parts if part not in ended]) if ended else after
         # Nothing fails from here on: all parts have had this velocity, or none.
-        self.num_velocities, self._num_failures = self.num_velocities + 1, 0
+        self._num_velocities, self._num_failures = self._num_velocities + 1, 0
         for part, span in after.spans():
             part.ran(after.state.position_B[span], network_rows_B[span])
         for part, rows in ended.items():
@@ -314,7 +290,8 @@ class BatchEngine:
     def _end(self, part: JobRows, outcome: Segment | Exception | None = None) -> None:
         """Forget a part, and give its outcome to the caller that waits for it."""
         with self._changed:
-            del self._parts[part.job]
+            if self._parts.pop(part.job, None) is None:
+                return  # `close` ends parts, too, if its time is over
             self.scheduler.drop(part.job)
         if outcome is None or not part.future.set_running_or_notify_cancel():
             return

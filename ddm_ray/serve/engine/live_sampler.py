@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
-from ddm_ray.serve.engine.runner import EngineThread
+from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.segments import OnStop, Sampled, SegmentSampler
 from ddm_ray.serve.engine.versions import LOG, Load, Version, Versions
 from ddm_ray.spelling import one_line

@@ -4,19 +4,19 @@ No Ray, no HTTP. Shapes: K experts.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
 
-from ddm_ray.errors import DDMError, ServeError
+from ddm_ray.errors import DDMError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
 from ddm_ray.sampling.request import NetworkCall
 from ddm_ray.serve.engine.batch import Pace
-from ddm_ray.serve.engine.batch_engine import STOPS, BatchEngine
+from ddm_ray.serve.engine.batch_engine import BatchEngine
+from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.runner import ExpertError
 from ddm_ray.serve.engine.scheduler import MAX_ROWS, Scheduler
 from ddm_ray.serve.engine.swap_scheduler import MIXING, SwapScheduler
@@ -25,7 +25,7 @@ from ddm_ray.spelling import one_line
 LOG = logging.getLogger("ray.serve")
 
 
-class Multiplexer:
+class Multiplexer(EngineThread):
     """An engine for each expert, `of_expert[k]`, and one that asks them all, `mixing`, in a thread that they share.
 
     `swaps_K` counts the fetches of each expert's weights, and `waited_K` the seconds for which computing waited for
@@ -40,12 +40,12 @@ class Multiplexer:
         clock: Callable[[], float] = time.monotonic,
     ):
         """`max_rows` of a batch. `clock` gives seconds."""
+        super().__init__()
         count = len(experts)
         self.slots = SwapScheduler(count, experts.resident)
         self.swaps_K, self.waited_K = np.zeros(count, np.int64), np.zeros(count)
         self._experts, self._clock = experts, clock
         experts.on_fetch = self._fetched
-        self._changed, self._closed = threading.Condition(), False
         pace, named = Pace(), _NamedFailures(experts)
 
         def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
@@ -62,7 +62,6 @@ class Multiplexer:
             # Experts are alike: an engine with few requests knows its speed from the others.
             each.scheduler.speed = self.of_expert[0].scheduler.speed
         self._before: int | None = None
-        self._thread = threading.Thread()
 
     @property
     def batch_rows(self) -> int:
@@ -79,26 +78,8 @@ class Multiplexer:
         """Velocities that batches have had."""
         return sum(engine.num_velocities for engine in self._engines.values())
 
-    def start(self) -> None:
-        """Run in a thread until `close`."""
-        self._thread = threading.Thread(target=self._run, name="multiplexer", daemon=True)
-        self._thread.start()
-
-    def close(self, seconds: float = 60.0) -> None:
-        """Stop after the velocity that is on its way, waiting so long for it; callers that wait get ServeError."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(seconds)
-        for engine in self._engines.values():
-            engine.close()
-        self._experts.on_fetch = None  # else its memory would stay until the next full garbage collection
-
-    def require_running(self) -> None:
-        """Raise ServeError if the thread has stopped, or if nothing of one engine succeeds any more."""
-        if not self._thread.is_alive():
-            raise ServeError(STOPS)
+    def require_success(self) -> None:
+        """Raise ServeError if nothing of one engine succeeds any more."""
         for engine in self._engines.values():
             engine.require_success()
 
@@ -123,19 +104,13 @@ class Multiplexer:
         self._experts.measure()
         return True
 
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._changed:
-                    while not self._closed and not self._deadlines():
-                        self._changed.wait()
-                    if self._closed:
-                        return
-                self.tick()
-        finally:
-            self._closed = True
-            for engine in self._engines.values():
-                engine.close()
+    def _has_work(self) -> bool:
+        return bool(self._deadlines())
+
+    def _end_all(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+        self._experts.on_fetch = None  # else its memory would stay until the next full garbage collection
 
     def _deadlines(self) -> dict[int, float]:
         """The earliest of each engine that has work."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from ddm_ray.errors import ServeError
 from ddm_ray.sampling.state import Trajectories
+from ddm_ray.serve.engine.engine_thread import EngineThread
 
 
 class DeadlineError(ServeError):
@@ -73,28 +74,6 @@ class Runner(Protocol):
         don't come, NotFiniteError or ExpertCountError for networks that answer with nonsense, and ServeError if the
         engine stops.
         """
-
-
-class EngineThread(Protocol):
-    """The engine of this process behind some runners: its gauges, its health and its end."""
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of all batches."""
-
-    @property
-    def waiting_rows(self) -> int:
-        """Rows that wait for a place in a batch."""
-
-    @property
-    def num_velocities(self) -> int:
-        """Velocities that batches have had."""
-
-    def require_running(self) -> None:
-        """Raise ServeError if the thread has stopped, or if nothing succeeds any more."""
-
-    def close(self, seconds: float = 60.0) -> None:
-        """Stop after the velocity that is on its way, waiting so long for it; callers of runners get ServeError."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,15 @@
 """Counters of a server in Prometheus' format."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.multiplexer import Multiplexer
-from ddm_ray.serve.engine.runner import EngineThread
-from ddm_ray.serve.engine.versions import expert_name
+from ddm_ray.serve.engine.versions import Version, expert_name
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 DENSE = "dense"
@@ -61,18 +60,24 @@ class Meters:
         self.calls.labels("link").inc(over_links)
         self.calls.labels("serve").inc(through_serve)
 
-    def segment(self, expert: str, velocities: int, switched: int, waited_s: float | None) -> None:
-        """Count a segment, its images that switched experts, and the seconds before it if it began a request."""
+    def segment(
+        self, expert: int, velocities: int, switched: int, waited_s: float | None, label: str | None = None
+    ) -> None:
+        """Count a segment, its images that switched experts, and the seconds before it if it began a request.
+
+        `expert`: -1 for an engine of all. `label`: of a network that isn't an expert.
+        """
+        name = label or ("all" if expert < 0 else expert_name(expert))
         if waited_s is not None:
             self.first_step.observe(waited_s)
-        self.segments.labels(expert).inc()
-        self.velocities.labels(expert).observe(velocities)
+        self.segments.labels(name).inc()
+        self.velocities.labels(name).observe(velocities)
         if switched:
-            self.switches.labels(expert).inc(switched)
+            self.switches.labels(name).inc(switched)
 
-    def serves(self, steps: Mapping[str, dict[str, Any] | None]) -> None:
+    def serves(self, version: Version) -> None:
         """Note the steps of the weights that are served, by network."""
-        for name, weights in steps.items():
+        for name, weights in version.steps().items():
             self.weights.labels(name).set(-1 if weights is None else weights["step"])
 
     def page(self) -> bytes:

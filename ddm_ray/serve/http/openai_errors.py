@@ -36,7 +36,7 @@ _STATUSES: dict[int | str, str] = {
     429: "More is asked for than can be made in time; see Retry-After",
     "4XX": "Another refusal",  # without it FastAPI adds a 422, which nothing here sends
     500: "A fault of the server",
-    503: "No expert is there; see Retry-After",
+    503: "It can't be answered now, as while no expert has a replica; see Retry-After",
 }
 REFUSALS: Responses = {status: {"model": ErrorAnswer, "description": text} for status, text in _STATUSES.items()}
 OF_ANY_ROUTE: Responses = {status: REFUSALS[status] for status in (401, 408, 413, 421, "4XX", 500)}

@@ -16,27 +16,20 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ddm_ray.cli import main
-from ddm_ray.config import Precision, SamplingSettings, load_recipe
+from ddm_ray.config import Precision, load_recipe
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import RunError, SamplingError, ServeError
-from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.request import ExpertCall, SampleRequest
-from ddm_ray.sampling.run_models import load_trained, mixture_info
-from ddm_ray.sampling.serialization import pack, pack_call, unpack
-from ddm_ray.sampling.trajectory import start
+from ddm_ray.sampling.request import ExpertCall
+from ddm_ray.sampling.serialization import pack_call
 from ddm_ray.serve.cluster.addresses import is_loopback
 from ddm_ray.serve.cluster.app import build_app
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.codec import from_arrays, to_arrays
-from ddm_ray.serve.cluster.expert_replica import ExpertReplica
 from ddm_ray.serve.cluster.server import last_error, serve_run
-from ddm_ray.serve.engine.computing import Computing
-from ddm_ray.serve.engine.runner import DeadlineError
 from ddm_ray.serve.engine.versions import Versions
 from tests.random_run import make_data, make_run
-from tests.serve.conftest import free_port
+from tests.serve.conftest import free_port, replica_of
 
 MIXTURE = Path(__file__).parents[3] / "serving" / "mixture.yaml"
 
@@ -50,9 +43,7 @@ def test_a_port_in_use_is_told_before_anything_starts(tiny_run: Run) -> None:
             serve_run(ServeArgs(run=tiny_run.url), port)
 
 
-@pytest.mark.parametrize(
-    ("host", "port"), [("203.0.113.1", 8000), ("no.such.host.invalid", 8000), ("127.0.0.1", 70000)]
-)
+@pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 8000), ("127.0.0.1", 70000)])
 def test_an_impossible_address_is_told(tiny_run: Run, host: str, port: int) -> None:
     with pytest.raises(ServeError, match=f"can't listen on {host} port {port}"):
         serve_run(ServeArgs(run=tiny_run.url), port, host, insecure=True)
@@ -98,11 +89,6 @@ def test_a_bad_option_is_one_line(tiny_run: Run, options: list[str], line: str) 
     assert line in done.output and "Traceback" not in done.output
 
 
-def test_experts_that_take_turns_arent_compiled() -> None:
-    with pytest.raises(ValidationError, match="compile: multiplexed experts"):
-        ServeArgs(run="/x", placement="multiplexed", compile=True)
-
-
 def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Path) -> None:
     config = ServeDeploySchema.model_validate(yaml.safe_load(MIXTURE.read_text()))
     (application,) = config.applications
@@ -124,12 +110,9 @@ def test_mixture_yaml_names_exactly_the_deployments_of_four_experts(tmp_path: Pa
 @pytest.mark.parametrize(
     ("placement", "dense", "replicas", "num_parts"),
     [
-        ("colocated", None, 1, 1),
         ("colocated", None, 3, 3),
         ("multiplexed", None, 1, 1),
-        ("per-expert", None, 1, 3),
         ("per-expert", None, 2, 4),
-        ("colocated", "monolith", 1, 2),
         ("colocated", "monolith", 2, 3),
         ("per-expert", "monolith", 1, 4),
     ],
@@ -150,7 +133,7 @@ def test_gpu_shares_of_all_parts_fit_one_gpu(
 
 @pytest.mark.parametrize(
     ("host", "served"),
-    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)],
+    [("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)],
 )
 def test_without_a_token_only_this_machine_is_let_in(tiny_run: Run, host: str, served: bool) -> None:
     assert is_loopback(host) is served
@@ -163,39 +146,10 @@ def call(run: Run, cluster: int, method: str, *arguments: Any, precision: Precis
     """The answer of an expert's replica, by its newest weights."""
 
     async def answer() -> Any:
-        replica = ExpertReplica.__new__(ExpertReplica)
-        computing = Computing(max_rows=8, precision=precision)
-        await replica.__init__(run.url, cluster, computing)  # type: ignore[misc]  # as Serve does
+        replica = await replica_of(run, cluster, precision=precision)
         return await getattr(replica, method)(*arguments, Versions(run).newest().pair(cluster))
 
     return asyncio.run(answer())
-
-
-def test_an_expert_by_itself_samples_what_the_mixture_samples_with_it(tiny_run: Run) -> None:
-    drawn = DDMPipeline.from_run(tiny_run)(class_labels=[4] * 12, seeds=0, output_type="pt")
-    info = mixture_info(tiny_run)
-    for cluster in (0, 1):
-        (rows,) = torch.nonzero(drawn.experts_SB[0] == cluster, as_tuple=True)
-        request = SampleRequest(
-            tuple(rows.tolist()),
-            torch.full((len(rows),), 4),
-            SamplingSettings(steps=10, strategy="oracle"),
-            torch.full((len(rows),), cluster),
-        )
-        packed, needed_B, waited_s = call(tiny_run, cluster, "run", pack(start(request, info)), None, None)
-        result = unpack(packed, info).result()
-        assert (needed_B == -1).all() and waited_s >= 0
-        assert (result.experts_SB == cluster).all() and result.num_expert_rows == 10 * len(rows)
-        unit = ((result.images_BCHW + 1) / 2).clamp(0, 1)
-        assert len(rows) and torch.allclose(unit, drawn.images[rows], atol=1e-5)
-
-
-def test_rows_of_another_expert_come_back_as_they_were(tiny_run: Run) -> None:
-    info, settings = mixture_info(tiny_run), SamplingSettings(steps=3, strategy="oracle")
-    request = SampleRequest((1, 2), torch.tensor([3, 3]), settings, torch.tensor([0, 1]))
-    before = pack(start(request, info))
-    packed, needed_B, _ = call(tiny_run, 0, "run", before, None, None)
-    assert needed_B.tolist() == [-1, 1] and packed == before
 
 
 def velocity(run: Run, asked: ExpertCall, precision: Precision = "fp32") -> Tensor:
@@ -206,13 +160,6 @@ def velocity(run: Run, asked: ExpertCall, precision: Precision = "fp32") -> Tens
 def some_call() -> ExpertCall:
     """Five rows for expert 1, one of them without a class."""
     return ExpertCall(1, torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1]))
-
-
-def test_velocity_is_the_models_own(tiny_run: Run) -> None:
-    asked = some_call()
-    with torch.inference_mode():
-        right = load_trained(tiny_run, Artifact("experts/001"))(asked.x_BCHW, asked.t_B, asked.condition)
-    assert torch.allclose(velocity(tiny_run, asked), right, atol=1e-6)
 
 
 def test_a_replica_in_bf16_answers_in_fp32(tiny_run: Run) -> None:
@@ -233,16 +180,6 @@ def test_a_replica_that_cant_start_is_told_by_its_last_line() -> None:
 def test_bytes_that_are_no_rows_are_refused(tiny_run: Run) -> None:
     with pytest.raises(SamplingError, match="these bytes are no trajectories"):
         call(tiny_run, 0, "run", b"nothing", None, None)
-
-
-def test_a_segment_ends_where_it_is_to_and_has_no_more_time_than_it_is_given(tiny_run: Run) -> None:
-    info = mixture_info(tiny_run)
-    settings = SamplingSettings(steps=6, strategy="oracle", solver="euler")
-    rows = pack(start(SampleRequest((1,), torch.tensor([3]), settings, torch.tensor([0])), info))
-    packed, _, _ = call(tiny_run, 0, "run", rows, None, 4)
-    assert unpack(packed, info).position_B.tolist() == [4]
-    with pytest.raises(DeadlineError, match="6 velocities before the end"):
-        call(tiny_run, 0, "run", rows, 0.0, None)
 
 
 @pytest.mark.parametrize("pooled", [True, False])

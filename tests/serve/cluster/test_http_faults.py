@@ -18,8 +18,8 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.http.responses import upscaled_png
-from tests.serve.cluster.test_http import TOLERANCE, distance, pixels, wait_until
-from tests.serve.conftest import Answer, Server, command_line, descendants, served
+from tests.serve.cluster.test_http import TOLERANCE, distance, wait_until
+from tests.serve.conftest import Answer, Server, command_line, descendants, pixels, served
 
 
 @pytest.fixture(scope="module")

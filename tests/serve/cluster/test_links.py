@@ -113,8 +113,14 @@ def process(client_key: bytes) -> Iterator[tuple[Endpoint, subprocess.Popen[str]
             server.kill()
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("when", ["while it is waited for", "before it is asked"])
+@pytest.mark.parametrize(
+    ("fault", "when"),
+    [
+        (signal.SIGKILL, "while it is waited for"),
+        (signal.SIGSTOP, "while it is waited for"),
+        (signal.SIGKILL, "before"),
+    ],
+)
 def test_a_replica_that_dies_or_is_silent_is_noticed(fault: signal.Signals, when: str) -> None:
     """Long before the time for an answer is over; stopped, it is as a machine without a network."""
 
@@ -129,7 +135,7 @@ def test_a_replica_that_dies_or_is_silent_is_noticed(fault: signal.Signals, when
 
             client = VelocityClient("expert", lambda client_key: Response(link(client_key)))
             assert await exchanged(client, b"ab") == b"ab"
-            if when == "before it is asked":
+            if when == "before":
                 os.kill(started[0].pid, fault)
                 await until(lambda: client._link is None or not client._link.socket.get(zmq.EVENTS) & zmq.POLLOUT)
                 assert not client.ask(b"ab")

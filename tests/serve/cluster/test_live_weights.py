@@ -1,14 +1,11 @@
 """New weights go live on a real Ray Serve, and back, while images are asked for: none is lost, none is mixed."""
 
-import base64
-import io
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.pipeline import DDMPipeline
@@ -21,13 +18,9 @@ from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.serve.http.responses import upscaled_png
-from tests.serve.conftest import Answer, Server, milestone, served, unfinished
+from tests.serve.conftest import Answer, Server, milestone, pixels, served, unfinished
 
 STRATEGIES = ("once", "full", "top-1")
-
-
-def pixels(png: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(png))).astype(int)
 
 
 def images(run: Run) -> dict[str, np.ndarray]:
@@ -92,7 +85,7 @@ def is_near(left: np.ndarray, right: np.ndarray) -> bool:
 def is_monolith(answer: Answer, run: Run) -> bool:
     assert answer.status == 200, answer.body
     (image,) = DDMPipeline.from_run(run, model="monolith")(["1"], seeds=2).images
-    return is_near(pixels(base64.b64decode(answer.json["data"][0]["b64_json"])), np.asarray(image).astype(int))
+    return is_near(pixels(answer.json["data"][0]["b64_json"]), np.asarray(image).astype(int))
 
 
 def test_weights_go_live_and_back_without_a_lost_or_mixed_image(tiny_run: Run, tmp_path: Path) -> None:

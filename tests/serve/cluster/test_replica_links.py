@@ -14,9 +14,9 @@ from ddm_ray.sampling.serialization import pack_call
 from ddm_ray.serve.cluster import expert_replica
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica
 from ddm_ray.serve.cluster.velocities import Endpoint, VelocityClient
-from ddm_ray.serve.engine.computing import Computing
 from ddm_ray.serve.engine.versions import Versions
 from tests.serve.cluster.linked import HOST, Response, asked, exchanged, run, soon, until
+from tests.serve.conftest import replica_of
 
 CALL = ExpertCall(1, torch.randn(5, 1, 8, 8), torch.rand(5), torch.tensor([0, 3, 9, 10, 1]))
 
@@ -25,9 +25,7 @@ def with_replica(tiny_run: Run, work: Callable[[ExpertReplica], Awaitable[None]]
     """Do this with a replica of expert 1, in its event loop."""
 
     async def done() -> None:
-        replica = ExpertReplica.__new__(ExpertReplica)
-        await replica.__init__(tiny_run.url, 1, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
-        await work(replica)
+        await work(await replica_of(tiny_run, 1))
 
     run(done)
 

@@ -13,11 +13,9 @@ from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.sampling.serialization import pack, unpack
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.cluster import expert_replica
-from ddm_ray.serve.cluster.expert_replica import ExpertReplica
-from ddm_ray.serve.engine.computing import Computing
 from ddm_ray.serve.engine.local_runner import local_engine
 from ddm_ray.serve.engine.versions import Version
-from tests.serve.conftest import milestone, unfinished
+from tests.serve.conftest import milestone, replica_of, unfinished
 from tests.serve.engine.test_versions import OF_ONE, SECOND, chosen, sampled
 
 
@@ -40,8 +38,7 @@ def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) ->
     assert pairs[0] == (older, pairs[1][1]) != pairs[1]
 
     async def sample() -> list[Tensor]:
-        replica = ExpertReplica.__new__(ExpertReplica)
-        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
+        replica = await replica_of(run, 1)
         assert list(replica._engines) == pairs[1:]
         info, images = mixture_info(run), []
         for pair in pairs:
@@ -62,8 +59,7 @@ def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) ->
 
 def test_a_replica_without_weights_waits_for_them(run: Run) -> None:
     async def serve() -> list[object]:
-        replica = ExpertReplica.__new__(ExpertReplica)
-        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]
+        replica = await replica_of(run, 1)
         replica.check_health()
         before = list(replica._engines)
         await replica.load((await asyncio.to_thread(milestone, run, SECOND, 10), chosen(run).router))
@@ -77,8 +73,7 @@ def test_requests_dont_wait_while_a_replica_loads_newer_weights(run: Run, monkey
     older = chosen(run).pair(1)
 
     async def serve() -> None:
-        replica = ExpertReplica.__new__(ExpertReplica)
-        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
+        replica = await replica_of(run, 1)
         await asyncio.to_thread(milestone, run, SECOND, 20, 1.5)
         loading, go_on = threading.Event(), threading.Event()
 
@@ -105,8 +100,7 @@ def test_requests_dont_wait_while_a_replica_loads_newer_weights(run: Run, monkey
 def test_versions_that_nobody_asked_for_are_dropped(run: Run) -> None:
     async def serve() -> None:
         milestone(run, SECOND, 10)
-        replica = ExpertReplica.__new__(ExpertReplica)
-        await replica.__init__(run.url, 1, Computing(max_rows=8))  # type: ignore[misc]  # as Serve does
+        replica = await replica_of(run, 1)
         for step in (20, 30, 40):
             await replica.load((await asyncio.to_thread(milestone, run, SECOND, step), chosen(run).router))
         replica.check_health()
@@ -121,9 +115,7 @@ def test_pins_that_cant_be_met_stop_no_replica(run: Run, tmp_path: Path, caplog:
     (tmp_path / "pins.yaml").write_text("expert-000: 7")
 
     async def serve() -> int:
-        replica = ExpertReplica.__new__(ExpertReplica)
-        pins = str(tmp_path / "pins.yaml")
-        await replica.__init__(run.url, 1, Computing(max_rows=8), pins)  # type: ignore[misc]  # as Serve does
+        replica = await replica_of(run, 1, str(tmp_path / "pins.yaml"))
         await replica.run(*asked(run), chosen(run).pair(1))
         return len(replica._engines)
 

@@ -56,13 +56,6 @@ def test_an_expert_is_left_out_only_where_no_replica_can_answer_and_one_should(s
     assert is_starting(one) is (status == "UPSCALING" and not CAN_ANSWER[state])
 
 
-@pytest.mark.parametrize("state", CAN_ANSWER)
-@pytest.mark.parametrize("other", CAN_ANSWER)
-def test_one_replica_that_can_answer_is_enough(state: str, other: str) -> None:
-    both = overview("UNHEALTHY", **({state: 1} | {other: 1}))
-    assert is_lacking(both) is not (CAN_ANSWER[state] or CAN_ANSWER[other])
-
-
 @pytest.mark.parametrize("status", NEEDS_NONE)
 def test_without_any_replica_it_sleeps_unless_it_failed(status: str) -> None:
     """Also where a controller has just begun, which so far knows of no replica and calls it UPDATING."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -93,33 +92,6 @@ def test_rows_end_as_they_would_alone(
         assert_same(future.result().rows.result(), alone(each))
 
 
-@pytest.mark.parametrize("strategy", ["once", "top-1", "sticky", "sample-1"])
-def test_rows_leave_for_the_expert_that_they_need(strategy: str) -> None:
-    """From engine to engine, each with one expert: the images and the routing are those of one place with all."""
-    num_experts = SYSTEM.info().num_experts
-    engines = [BatchEngine(only(expert), np.arange(num_experts) == expert) for expert in range(num_experts)]
-    switches = 0
-    for seed in range(12):
-        asked = request(seed, strategy=strategy, steps=8)
-        rows, expert = start(asked, SYSTEM.info()), 0
-        for _ in range(20):
-            future = engines[expert].submit(rows)
-            run(engines[expert])
-            rows = future.result().rows
-            if future.result().rows.done_B.all():
-                break
-            (expert,) = future.result().needed_B
-            switches += int(rows.position_B[0] > 0)
-        assert_same(rows.result(), alone(asked))
-    assert switches > 0 or strategy in ("once", "sticky")
-
-
-def only(expert: int) -> Answer:
-    """Networks of one expert's replica."""
-    experts = [field if number == expert else None for number, field in enumerate(SYSTEM.experts)]
-    return partial(driver.answers, experts=experts, router=SYSTEM.router)
-
-
 def test_a_segment_ends_where_it_was_asked_to_and_goes_on_from_there() -> None:
     asked, engine = request(strategy="top-2", solver="heun", guidance_scale=2.0), BatchEngine(HERE)
     rows = start(asked, SYSTEM.info())
@@ -130,15 +102,6 @@ def test_a_segment_ends_where_it_was_asked_to_and_goes_on_from_there() -> None:
         assert rows.position_B.tolist() == [until or 9]
     assert future.result().rows.done_B.all()
     assert_same(rows.result(), alone(asked))
-
-
-def test_what_was_submitted_can_be_submitted_again() -> None:
-    asked, engine = request(strategy="top-1"), BatchEngine(HERE)
-    rows = start(asked, SYSTEM.info())
-    for _ in range(2):
-        future = engine.submit(rows)
-        run(engine)
-        assert_same(future.result().rows.result(), alone(asked))
 
 
 def test_rows_at_different_velocities_share_the_calls_of_networks() -> None:
@@ -218,22 +181,6 @@ def test_what_happens_between_velocities_is_part_of_their_time() -> None:
     while not again.done():
         engine.tick()
     assert engine.scheduler.speed.seconds(1) < 3
-
-
-def test_time_that_is_over_already_is_a_deadline() -> None:
-    with pytest.raises(DeadlineError):
-        BatchEngine(HERE).submit(fresh(1), seconds=-1.0)
-
-
-def test_calls_of_others_are_answered_together() -> None:
-    clock = Clock()
-    engine = BatchEngine(clock.answer)
-    x_BCHW = torch.randn(5, *SYSTEM.info().image_shape, dtype=torch.float64)
-    t_B, label_B = torch.linspace(0.1, 0.9, 5, dtype=torch.float64), torch.arange(5) % 3
-    parts = [engine.ask(ExpertCall(2, x_BCHW[rows], t_B[rows], label_B[rows])) for rows in (slice(2), slice(2, 5))]
-    engine.tick()
-    assert len(clock.calls) == 1
-    torch.testing.assert_close(torch.cat([part.result() for part in parts]), SYSTEM.experts[2](x_BCHW, t_B, label_B))
 
 
 def test_calls_of_others_are_answered_in_batches_of_their_size() -> None:

@@ -1,7 +1,6 @@
 """Engines that share a device: the pipeline's images, few swaps, and faults that stay where they are."""
 
 import asyncio
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -212,26 +211,6 @@ def test_what_it_counts_is_told() -> None:
     assert sum(values[f'ddm_swaps_total{{expert="expert-{k:03d}"}}'] for k in range(K)) == 5 + 3 * 3
     assert all(values[f'ddm_swap_wait_seconds_total{{expert="expert-{k:03d}"}}'] > 0 for k in range(K))
     assert values["ddm_velocities"] == engines.num_velocities == 4 and values["ddm_batch_rows"] == 0
-
-
-def test_it_stops_in_good_order() -> None:
-    engines = multiplexer()
-    held = threading.Event()
-    step = engines.slots.next
-    engines.slots.next = lambda *args: held.wait(60) and step(*args)
-    engines.start()
-    engines.require_running()
-    waiting = [engines.of_expert[expert].submit(start(one(expert, "oracle", steps=1000), INFO)) for expert in range(3)]
-    closing = threading.Thread(target=engines.close)
-    closing.start()
-    held.set()
-    closing.join(60)
-    for future in waiting:
-        with pytest.raises(ServeError, match="the server stops"):
-            future.result(0)
-    for refuses in (engines.require_running, lambda: engines.mixing.submit(start(one(1), INFO))):
-        with pytest.raises(ServeError, match="the server stops"):
-            refuses()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

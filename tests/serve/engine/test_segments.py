@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult
@@ -22,7 +21,7 @@ from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.local_runner import LocalRunner
-from ddm_ray.serve.engine.runner import AwayError, DeadlineError, Segment
+from ddm_ray.serve.engine.runner import AwayError, Segment
 from ddm_ray.serve.engine.segments import Sampled, SegmentSampler, first_expert_B
 from tests.core import closed_forms
 from tests.sampling.test_joined_rows import assert_same, requests
@@ -205,26 +204,9 @@ def test_where_nobody_would_be_left_those_are_asked_that_were_away_not_long_ago(
         assert_same(sampled.result, alone(asked, away=sampled.away))
 
 
-def test_hundreds_of_switches_are_no_trouble() -> None:
-    asked = request(strategy="sample-1", steps=1000, solver="euler")
-    with per_expert() as sampler:
-        counted = count_segments(sampler)
-        sampled = asyncio.run(sampler.sample(asked))
-    assert len(counted) > 200
-    assert_same(sampled.result, alone(asked))
-
-
 def test_without_any_expert_there_is_no_image() -> None:
     with per_expert(away=frozenset(range(K))) as sampler, pytest.raises(AwayError, match="no expert has a replica"):
         asyncio.run(sampler.sample(request(strategy="top-1")))
-
-
-def test_what_cannot_be_met_is_refused() -> None:
-    with per_expert() as sampler:
-        with pytest.raises(SamplingError, match="k from 1 to 4"):
-            asyncio.run(sampler.sample(request(strategy="top-5")))
-        with pytest.raises(DeadlineError):
-            asyncio.run(sampler.sample(request(strategy="full", steps=100_000), seconds=0.05))
 
 
 def test_who_gives_up_leaves_every_engine() -> None:

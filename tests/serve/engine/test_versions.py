@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError, StorageError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, StorageError
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.published import Weights
 from ddm_ray.run.graph import expert
@@ -24,7 +24,7 @@ from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.live_sampler import LiveSampler, follow
 from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine
 from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
-from ddm_ray.serve.engine.versions import Version, Versions, read_pins
+from ddm_ray.serve.engine.versions import Version, Versions
 from tests.published import publish_weights
 from tests.serve.conftest import milestone, unfinished
 
@@ -83,12 +83,6 @@ def test_the_end_of_a_job_makes_no_other_version_of_its_last_milestone(tiny_run:
     assert before == version
 
 
-def test_a_run_without_any_weights_says_what_to_do(run: Run) -> None:
-    run.store.delete(FIRST)
-    with pytest.raises(ServeError, match=r"no expert of .* has published weights yet; make experts/000"):
-        chosen(run)
-
-
 def test_pins_choose_older_weights_and_back(run: Run, tmp_path: Path) -> None:
     pin_file = tmp_path / "pins.yaml"
     versions = Versions(run, str(pin_file))
@@ -106,11 +100,8 @@ def test_pins_choose_older_weights_and_back(run: Run, tmp_path: Path) -> None:
         ("expert-001: 30", "experts/001 has no published weights of step 30; it has 10, 20"),
         ("expert-009: 30", "'expert-009' isn't one of expert-000, expert-001, router"),
         ("expert-001: soon", "write lines such as `expert-002: 400`"),
-        ("- 7", "write lines such as"),
         ("a: [", "write lines such as"),
         ("[" * 5000, "write lines such as"),
-        ("\x00", "write lines such as"),
-        ("expert-000: 2026-13-01", "write lines such as"),
         ("#" * 70_000, "more than 65536 bytes"),
     ],
 )
@@ -121,10 +112,6 @@ def test_pins_that_cant_be_met_are_told(run: Run, tmp_path: Path, text: str, wor
     with pytest.raises(ConfigError, match=words) as error:
         chosen(run, str(tmp_path / "pins.yaml"))
     assert "pins.yaml" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_without_a_file_nothing_is_pinned(tmp_path: Path) -> None:
-    assert read_pins(f"{tmp_path}/none.yaml") == {}
 
 
 async def load_all(networks: Networks, version: Version, weights: Weights) -> bool:
@@ -265,13 +252,6 @@ def test_newer_weights_go_live_as_they_are_published(run: Run, caplog: pytest.Lo
 
     steps = [version.steps()["expert-001"] for version in asyncio.run(serve())]
     assert steps == [{"step": 10, "final": False}, {"step": 20, "final": False}]
-
-
-def test_following_ends_when_all_is_final(tiny_run: Run) -> None:
-    versions = Versions(tiny_run)
-    live = live_sampler(tiny_run, versions.newest())
-    asyncio.run(asyncio.wait_for(follow(versions, live, None, None, 0.0), 60))  # type: ignore[arg-type]
-    live.engine.close()
 
 
 def test_a_look_that_fails_is_followed_by_another(tiny_run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""The page for whoever may ask: by a token, at a rate; on a phone, by keyboard, by ear, by night, without motion."""
+"""The page for whoever may ask: by a token, at a rate; on a phone, by keyboard, by ear, without motion."""
 
 import re
 from collections.abc import Iterator
@@ -165,35 +165,6 @@ def test_it_can_be_heard(page: Page) -> None:
     assert levels[0] == 1 and all(after <= before + 1 for before, after in pairwise(levels))
     assert re.search(r'img "Experts over \d+ steps: expert \d', snapshot) and 'img "0, once, seed 1"' in snapshot
     assert 'status: "Done: 2 images of 0."' in snapshot
-
-
-LUMINANCE = """([selector, property]) => {
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-  canvas.fillStyle = getComputedStyle(document.querySelector(selector))[property];
-  canvas.fillRect(0, 0, 1, 1);
-  const linear = (level) => level <= .03928 ? level / 12.92 : ((level + .055) / 1.055) ** 2.4;
-  const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((byte) => linear(byte / 255));
-  return .2126 * r + .7152 * g + .0722 * b;
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_can_be_read_by_day_and_by_night(browser: Browser, site: Site, scheme: str) -> None:
-    with tab(browser, site.url, color_scheme=scheme) as opened:
-        page = opened.page
-        paint(page, steps="0")
-        expect(page.locator("[aria-invalid]")).to_be_focused()
-
-        def luminance(selector: str, property: str) -> float:
-            return float(page.evaluate(LUMINANCE, [selector, property]))
-
-        assert (luminance("body", "backgroundColor") > 0.5) == (scheme == "light")
-        for text, ground in (
-            ("body", "body"), (".hint", "body"), ("#about", "body"), ("#steps-error", "body"), ("#seed", "#seed"),
-            ("#paint", "#paint"), ("dt", "body"), ("h3", "body"), ("#status", "body"),
-        ):  # fmt: skip
-            pair = sorted((luminance(text, "color"), luminance(ground, "backgroundColor")))
-            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, text
 
 
 def test_who_wants_no_motion_sees_few_images_on_their_way(browser: Browser, site: Site) -> None:

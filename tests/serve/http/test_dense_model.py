@@ -1,59 +1,32 @@
 """A dense network that is served beside the mixture: a model of its own, which requests name. No Ray."""
 
-import asyncio
 import base64
 import io
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch import Tensor
 
-from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import MONOLITH, STUDENT, expert
 from ddm_ray.run.run import Run
-from ddm_ray.sampling import driver
-from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import ModelKind, Models, load_models, load_trained, sampling_settings, settings_of
-from ddm_ray.sampling.trajectory import start
-from ddm_ray.serve.engine.batch_engine import BatchEngine
-from ddm_ray.serve.engine.live_sampler import LiveSampler
-from ddm_ray.serve.engine.local_runner import LocalRunner
-from ddm_ray.serve.engine.scheduler import Scheduler
-from ddm_ray.serve.engine.segments import SegmentSampler
+from ddm_ray.sampling.run_models import ModelKind, load_models, load_trained, sampling_settings, settings_of
 from ddm_ray.serve.engine.versions import Versions
-from ddm_ray.serve.http.meters import Meters
-from ddm_ray.serve.http.routes import http_app
-from ddm_ray.serve.http.service import ServedModel, Service
+from ddm_ray.serve.http.service import ServedModel
 from tests.random_run import make_run, publish
-from tests.serve.http.test_http_app import GENERATIONS, client, error_of, events
+from tests.serve.http.test_http_app import Served, error_of, events, live
 from tests.text_run import make_text_run
 
 
-def live(models: Models, versions: Versions, full: bool) -> LiveSampler:
-    """A sampler whose engine runs, or has as many images waiting as it takes."""
-    scheduler = Scheduler(max_waiting_rows=2)
-    engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router), scheduler=scheduler)
-    if full:
-        request = SampleRequest((0, 1), torch.tensor([0, 1]), SamplingSettings(steps=2))
-        engine.submit(start(request, models.info))
-    else:
-        engine.start()
-    runner = LocalRunner(engine)
-    return LiveSampler(versions.newest(), SegmentSampler(models.info, [runner] * len(models.experts), runner), engine)
-
-
-class Both:
+class Both(Served):
     """A run's application with its mixture and a dense network, of which the engines of some are full."""
 
     def __init__(self, run: Run, *full: str, kind: ModelKind = "monolith", **codecs: Any):
@@ -61,25 +34,14 @@ class Both:
         mixture = live(load_models(run), Versions(run), "mixture" in full)
         dense = live(load_models(run, kind), Versions(run, dense=kind), kind in full)
         self.engines = [mixture.engine, dense.engine]
-        self.meters = Meters(lambda: mixture.engine)
         models = {
             run.config.name: ServedModel(mixture, sampling_settings(run)),
             f"{run.config.name}-{kind}": ServedModel(dense, settings_of(run, kind).changed(strategy=None), alone=True),
         }
-        self.app = http_app(Service(run.config, models, self.meters, self._lacking, **codecs))
-
-    async def _lacking(self) -> list[str]:
-        return []
-
-    def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
-        async def asked() -> httpx.Response:
-            async with client(self.app) as session:
-                return await session.request(method, path, **request)
-
-        return asyncio.run(asked())
+        self._open(run, mixture, models, **codecs)
 
     def generate(self, **body: Any) -> httpx.Response:
-        return self.ask("POST", GENERATIONS, json={"prompt": "7", "seed": 3} | body)
+        return super().generate(**{"prompt": "7", "seed": 3} | body)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ddm_ray.errors import ConfigError
 from ddm_ray.serve.http.authentication.bearer import TOKENS, BearerTokens
 from ddm_ray.serve.http.guard import GATEWAY, OWN_FAULT, Guard, Limits
 from tests.serve.http.test_http_app import GENERATIONS, Served, error_of, served
@@ -30,10 +29,8 @@ def token_file(tmp_path: Path) -> str:
         ({"authorization": f"Bearer {TOKEN}"}, 200),
         ({"authorization": f"bearer {'u' * 32}"}, 200),
         ({}, 401),
-        ({"authorization": TOKEN}, 401),
         ({"authorization": f"Basic {TOKEN}"}, 401),
         ({"authorization": f"Bearer {TOKEN}x"}, 401),
-        ({"authorization": "Bearer"}, 401),
         ({"authorization": "Bearer é".encode()}, 401),
     ],
 )
@@ -54,15 +51,6 @@ def test_tokens_come_from_a_variable_too(monkeypatch: pytest.MonkeyPatch, token_
     assert tokens is not None and tokens == BearerTokens.read(token_file) and len(tokens.digests) == 2
     monkeypatch.delenv(TOKENS)
     assert BearerTokens.read(None) is None
-
-
-@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), ("", "is empty"), ("short", "less than 16")])
-def test_tokens_that_are_none_are_refused(tmp_path: Path, content: str | None, words: str) -> None:
-    path = tmp_path / "tokens"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match=words):
-        BearerTokens.read(str(path))
 
 
 def test_requests_a_minute_are_a_tokens_own(served: Served, token_file: str) -> None:
@@ -137,17 +125,6 @@ def test_who_has_no_token_is_refused_before_anything_is_read(served: Served, tok
     assert served.ask("POST", GENERATIONS, guard, content=unread()).status_code == 401
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
-    guard = Guard(served.app, limits=Limits(body_seconds=0.05))
-
-    async def half() -> AsyncIterator[bytes]:
-        yield b"{"
-        await asyncio.sleep(60)
-
-    answer = served.ask("POST", GENERATIONS, guard, content=half())
-    assert answer.status_code == 408 and error_of(answer)["code"] == "request_timeout"
-
-
 def test_a_body_that_comes_byte_by_byte_is_waited_for_no_longer(served: Served) -> None:
     """However steadily they come."""
     guard, taken = Guard(served.app, limits=Limits(body_seconds=0.3)), 0
@@ -159,19 +136,17 @@ def test_a_body_that_comes_byte_by_byte_is_waited_for_no_longer(served: Served) 
             yield b" "
             await asyncio.sleep(0.01)
 
-    assert served.ask("POST", GENERATIONS, guard, content=drip()).status_code == 408
+    answer = served.ask("POST", GENERATIONS, guard, content=drip())
+    assert answer.status_code == 408 and error_of(answer)["code"] == "request_timeout"
     assert 0 < taken < 1000
 
 
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        *(
-            (host, 200)
-            for host in ("localhost", "LocalHost:8000", "127.0.0.1:8000", "127.0.0.1", "10.0.0.7", "[::1]:1")
-        ),
-        *((host, 421) for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil")),
-        *((host, 421) for host in ("[::1].evil:8", "evil]", "[evil]:1", "\xff", "localhost@evil.example", "x" * 4000)),
+        *((host, 200) for host in ("LocalHost:8000", "10.0.0.7", "[::1]:1")),
+        *((host, 421) for host in ("evil.example:8000", "localhost.evil.example", "127.0.0.1.evil")),
+        *((host, 421) for host in ("[::1].evil:8", "localhost@evil.example", "x" * 4000)),
     ],
 )
 def test_by_a_name_of_somebody_elses_nobody_asks(served: Served, host: str, status: int) -> None:

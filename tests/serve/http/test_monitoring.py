@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from ddm_ray.serve.engine.versions import Version
 from ddm_ray.serve.http.meters import Meters
 from tests.serve.engine.test_multiplexed import multiplexer
 
@@ -25,8 +26,8 @@ def counted() -> set[str]:
     meters.degraded.labels("expert-000").inc()
     meters.seconds.labels("once").observe(1)
     meters.steps.labels("expert-000").inc()
-    meters.segment("expert-000", 3, 1, 0.5)
-    meters.serves({"expert-000": None})
+    meters.segment(0, 3, 1, 0.5)
+    meters.serves(Version((None,), None))
     lines = meters.page().decode().splitlines()
     gauges = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     return gauges | {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}

@@ -1,16 +1,7 @@
 """The interface of a scheme of authentication. Standard library only: configuration imports it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
-
-
-@dataclass(frozen=True)
-class Credential:
-    """A new credential: its `line` in the server's file, and the `headers` of a client that has it."""
-
-    line: str
-    headers: dict[str, str]
 
 
 class Authenticator(Protocol):
@@ -29,10 +20,6 @@ class Authenticator(Protocol):
 
         Raises ConfigError for a file that can't be read or has no credentials, or for weak ones.
         """
-
-    @classmethod
-    def issue(cls) -> Credential:
-        """Make a new credential."""
 
     def caller(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """Return an identifier of the client, by which its requests are counted; None if it has no right credential.

@@ -3,14 +3,12 @@
 import hashlib
 import hmac
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
 from ddm_ray.errors import ConfigError
-from ddm_ray.serve.http.authentication.authenticator import Credential
 from ddm_ray.spelling import one_line
 
 TOKENS = "DDM_SERVE_TOKENS"
@@ -47,12 +45,6 @@ class BearerTokens:
             raise ConfigError(f"{where}: a token has less than {MIN_CHARACTERS} characters; {advice}")
         # Sorted: Serve replaces all replicas where arguments differ, and a set has another order in each process.
         return cls(tuple(sorted({_digest(token.encode()) for token in tokens}))) if tokens else None
-
-    @classmethod
-    def issue(cls) -> Credential:
-        """Make a new token."""
-        token = secrets.token_hex(32)
-        return Credential(token, {"Authorization": f"Bearer {token}"})
 
     def caller(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """Return the digest of the token in the header Authorization, None if it isn't one of these."""

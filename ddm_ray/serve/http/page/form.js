@@ -20,9 +20,8 @@ export function offer(model) {
   at("steps").value = steps;
   at("guidance").value = guidance_scale;
   const usual = USUAL.filter((name) => name !== "top-2" || model.experts.length > 1);
-  const own = strategy ?? "once";
-  const names = usual.includes(own) ? usual : [own, ...usual];
-  at("strategies").replaceChildren(...names.map((name) => choice(name, name === own)));
+  const names = usual.includes(strategy) ? usual : [strategy, ...usual];
+  at("strategies").replaceChildren(...names.map((name) => choice(name, name === strategy)));
 }
 
 function choice(name, checked) {
