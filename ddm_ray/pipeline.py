@@ -130,13 +130,15 @@ class DDMPipeline:
         device: str | torch.device = "cpu",
         offload: Offload | None = None,
         dtype: SamplingPrecision | None = None,
+        torch_dtype: SamplingPrecision | None = None,
     ) -> Self:
-        """Load a folder that `save_pretrained` wrote. `offload`, `dtype`: see `from_run`.
+        """Load a folder that `save_pretrained` wrote. `offload`, `dtype`: see `from_run`. `torch_dtype`: `dtype` by
+        diffusers' name.
 
         Raises MissingArtifact, RunError, CorruptArtifact.
         """
         place = choose_device(device)
-        weights = _dtype(place, dtype)
+        weights = _dtype(place, dtype or torch_dtype)
         components = pretrained.load_components(folder, place, offload, weights)
         return cls(
             components.models,

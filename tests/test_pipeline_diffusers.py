@@ -85,7 +85,7 @@ def test_every_way_to_half_precision_is_one(
 def test_text_encoder_and_experts_are_halved_and_images_are_not(painter: DDMPipeline, tmp_path: Path) -> None:
     right, pictures = painted(painter, ["a", "b"]), painted(painter, ["a", "b"], output_type="pt")
     painter.save_pretrained(tmp_path / "saved")
-    loaded = DDMPipeline.from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
+    loaded = DDMPipeline.from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
     assert painter.to(torch.bfloat16) is painter
     parts = painter.components
     assert (painter.dtype, parts.text_encoder.model.dtype) == (torch.bfloat16, torch.bfloat16)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import wraps
@@ -188,19 +189,28 @@ def warn(text: str) -> None:
     click.secho(escape_unprintable(f"warning: {text}"), fg="yellow", bold=True, err=True)
 
 
-def ray_with_scratch(
-    address: str | None, token_file: str | None, scratch: str | None
-) -> Callable[[], AbstractContextManager[None]]:
-    """Return a function that joins the Ray at an address, or starts a private one with all cores.
+def spill_folder(address: str | None, scratch: str | None) -> str | None:
+    """The folder below which a private Ray spills objects; None on a cluster.
 
-    A private Ray spills below the folder `scratch`, or the system's temporary one. Raises ConfigError for a `scratch`
-    on a cluster. The session raises the errors of `ray_session`, and StorageError.
+    `scratch`: an existing folder; by default the system's temporary one. Raises ConfigError if it is given for a
+    cluster.
     """
     from ddm_ray.ray_session import ray_address
 
-    private = ray_address(address) == "local"
-    if scratch and not private:
+    if ray_address(address) == "local":
+        return scratch or tempfile.gettempdir()
+    if scratch:
         raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
+    return None
+
+
+def ray_with_scratch(
+    address: str | None, token_file: str | None, spills_below: str | None
+) -> Callable[[], AbstractContextManager[None]]:
+    """Return a function that joins the Ray at an address, or starts a private one with all cores.
+
+    A private Ray spills below the folder. The session raises the errors of `ray_session`, and StorageError.
+    """
 
     @contextmanager
     def session() -> Iterator[None]:
@@ -209,7 +219,7 @@ def ray_with_scratch(
         from ddm_ray.ray_session import ray_session
 
         with ExitStack() as stack:
-            folder = str(stack.enter_context(scratch_folder(scratch))) if private else None
+            folder = str(stack.enter_context(scratch_folder(spills_below))) if spills_below else None
             stack.enter_context(ray_session(address, token_file, usable_cores(), folder))
             yield
 

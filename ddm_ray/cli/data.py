@@ -16,6 +16,7 @@ from ddm_ray.cli.command import (
     make,
     ray_with_scratch,
     say,
+    spill_folder,
     warn,
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
@@ -180,14 +181,14 @@ def partition(
     site = load_island(islands, island)
     site.require_run(run_url)
     ray_address, token_file = site.ray(address)
-    # Starts only when there is something to make.
-    session = ray_with_scratch(ray_address, token_file, scratch)
+    spills_below = spill_folder(ray_address, scratch)
+    session = ray_with_scratch(ray_address, token_file, spills_below)  # starts only when there is something to make
 
     def stage(run: Any, report: Any) -> None:
         from ddm_ray.data.partition import stage as partitioning
         from ddm_ray.data.partition.ray_data import RayPasses
 
-        partitioning.partition(run, report, cluster, execute=RayPasses(session))
+        partitioning.partition(run, report, cluster, execute=RayPasses(session, spills_below))
 
     artifact = PARTITION if cluster is None else shard(cluster)
     run = make(run_url, artifact, stage, mends=True)

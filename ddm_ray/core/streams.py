@@ -14,6 +14,7 @@ class SeedPurpose(IntEnum):
     EVALUATION = 0
     GRID = 1
     EXPERTS = 2
+    PREVIEW = 3
     REPLAY = 4
 
 

@@ -8,7 +8,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ddm_ray.errors import StorageError
@@ -36,12 +36,17 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
                     _remove(lock)
     lock = where / f"{PREFIX}{uuid.uuid4().hex}.lock"
     with ExitStack() as held:
-        with as_storage_error(where, OTHER_SCRATCH):
+        with as_scratch_error(where):
             # Locked before the folder exists, so that no process takes it for a leftover.
             held.enter_context(locked(lock, fcntl.LOCK_EX))
             held.callback(_remove, lock)
             lock.with_suffix("").mkdir(mode=0o700)
         yield lock.with_suffix("")
+
+
+def as_scratch_error(folder: Path) -> AbstractContextManager[None]:
+    """Turn local disk errors in a scratch folder into a StorageError that names the folder and the remedy."""
+    return as_storage_error(folder, OTHER_SCRATCH)
 
 
 def _remove(lock: Path) -> None:

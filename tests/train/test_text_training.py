@@ -12,11 +12,14 @@ from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.schema import HELDOUT
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import ROUTER, STUDENT, expert, shard
+from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models, load_trained
 from ddm_ray.train import worker
 from ddm_ray.train.job import train_job
+from ddm_ray.train.publish import WEIGHTS
+from ddm_ray.train.state import CURVE
 from tests.random_run import make_texts
 from tests.train.results import difference, weights_of
 
@@ -61,6 +64,11 @@ def test_the_router_knows_the_clusters_of_held_out_rows(trained: Run) -> None:
     with torch.inference_mode():
         logits_BK = router(rows.data_NCHW, torch.full((len(rows),), 0.05), rows.text)
     assert torch.equal(logits_BK.argmax(1), rows.cluster_N)
+
+
+def test_models_of_texts_have_no_picture(trained: Run) -> None:
+    prefix = trained.require(expert(0)).info["weights"]
+    assert set(trained.store.sizes(f"{expert(0)}/{prefix}")) == {NAME, WEIGHTS, "model.json", CURVE}
 
 
 def test_a_student_of_texts_learns_the_same_of_two_experts_at_a_time(trained: Run, tmp_path: Path) -> None:

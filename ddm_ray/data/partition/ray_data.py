@@ -6,6 +6,7 @@ splits again what a dead machine held. Ray Data's shuffle does the same, but sta
 machine, and keeps two more copies of every row in its object store, which took several times as long.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,8 +24,10 @@ from ddm_ray.data.partition.clustering import RowsReader, pace
 from ddm_ray.data.partition.file_plan import ShardFile
 from ddm_ray.data.partition.made_files import MadeFile
 from ddm_ray.data.partition.passes import FileWork
+from ddm_ray.data.scratch import OTHER_SCRATCH
 from ddm_ray.data.sharded.ray_data import TASKS_PER_CORE, errors_of_ray, keep_quiet, made_values, to_row
-from ddm_ray.errors import DDMError, RayError
+from ddm_ray.errors import DDMError, RayError, StorageError
+from ddm_ray.spelling import amount
 
 T = TypeVar("T")
 BLOCK_BYTES = 2**20
@@ -48,9 +51,13 @@ Piece: TypeAlias = "ray.ObjectRef[dict[int, pa.Table]]"
 
 @dataclass(frozen=True)
 class RayPasses:
-    """The executor on the Ray that `session` starts or joins; without one, Ray is already initialised."""
+    """The executor on the Ray that `session` starts or joins; without one, Ray is already initialised.
+
+    `spills_below`: the folder of this machine to which that Ray spills, if it is known.
+    """
 
     session: Callable[[], AbstractContextManager[object]] = nullcontext
+    spills_below: str | None = None
 
     def each(
         self,
@@ -70,11 +77,21 @@ class RayPasses:
 
     def write(self, work: FileWork, files: Collection[ShardFile], on_progress: OnProgress) -> Iterator[MadeFile]:
         """See `Executor`. Raises RayError for failures in Ray, StorageError if a machine's disk is full."""
+        if self.spills_below:
+            require_room(_bytes_of(work.rows), int(ray.cluster_resources()["object_store_memory"]), self.spills_below)
         with errors_of_ray(work.rows.run.url):
             group_bytes, split_bytes = sizes_of_tasks(_bytes_of(work.rows), _cores(), work.plan.file_bytes)
             common, groups = ray.put(work), work.plan.groups(files, group_bytes)
             pieces = _split_all(work.rows, common, groups, split_bytes, phase(on_progress, 0.0, 0.5))
             yield from _write_all(common, groups, pieces, phase(on_progress, 0.5, 1.0))
+
+
+def require_room(total: int, memory: int, folder: str) -> None:
+    """Raise StorageError unless `total` bytes of rows fit into Ray's memory and the folder's disk together."""
+    free = shutil.disk_usage(folder).free
+    if total > memory + free:
+        has, need = f"{amount(free)} are free", f"{amount(total - memory)} of rows on their way"
+        raise StorageError(f"{folder}: {has}, and {need} don't fit into memory", OTHER_SCRATCH, passes=False)
 
 
 def sizes_of_tasks(total: int, cores: int, file_bytes: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
 from ddm_ray.data.partition import ray_data, stage
-from ddm_ray.data.partition.ray_data import RayPasses
+from ddm_ray.data.partition.ray_data import RayPasses, require_room
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.sharded.ray_data import errors_of_ray
 from ddm_ray.errors import CorruptArtifact, RayError, StorageError
@@ -167,6 +168,20 @@ def test_a_ray_without_cores_is_told_in_one_line(run: Run, monkeypatch: pytest.M
     with pytest.raises(RayError, match="this Ray has no core, and a task of partition takes one; start it with some"):
         partition(run, execute=RayPasses())
     assert not contents(run)
+
+
+def test_a_disk_that_cannot_hold_the_rows_is_refused_before_they_move(
+    ray_cluster: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    require_room(free // 2 + 10**9, 10**9, str(tmp_path))
+    line = f"^{tmp_path}: [0-9.]+ [GT]B are free, and 500 PB of rows on their way don't fit into memory"
+    with pytest.raises(StorageError, match=line):
+        require_room(5 * 10**17 + 10**9, 10**9, str(tmp_path))
+    monkeypatch.setattr(ray_data, "_bytes_of", lambda rows: 10**18)
+    with pytest.raises(StorageError, match="B are free"):
+        partition(run, execute=RayPasses(spills_below=str(tmp_path)))
+    assert not any("shards" in key for key in contents(run))
 
 
 def test_a_partition_on_which_nothing_ends_says_what_to_look_at(
