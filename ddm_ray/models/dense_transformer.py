@@ -29,7 +29,7 @@ class DenseTransformer(ModelMixin, ConfigMixin):
         self, kind: str, network: dict[str, Any], flow: dict[str, str], image_shape: tuple[int, int, int]
     ) -> None:
         super().__init__()
-        kinds = {each.__name__: each for each in Network.__subclasses__()}  # those whose code is loaded
+        kinds = {each.__name__: each for each in Network.__subclasses__()}  # of the modules that are loaded
         self.field = velocity_field(kinds[kind](**network), Flow(**flow))
 
     def forward(
