@@ -20,7 +20,7 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.run.run import Run
-from ddm_ray.sampling import arguments, pretrained, relocation
+from ddm_ray.sampling import arguments, pretrained
 from ddm_ray.sampling.batches import joined
 from ddm_ray.sampling.call import Label, Prompt, call_of
 from ddm_ray.sampling.components import Components
@@ -161,9 +161,7 @@ class DDMPipeline:
         Raises SamplingError for a missing device, an unsupported dtype, and for experts that are offloaded.
         """
         place, weights = arguments.destination(places, device, dtype)
-        self.components = relocation.move_components(
-            self.components, place, None if weights is None else dtype_of(weights)
-        )
+        self.components = self.components.to(place, None if weights is None else dtype_of(weights))
         return self
 
     def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:

@@ -77,7 +77,8 @@ def test_every_way_to_half_precision_is_one(
         assert (way.dtype, way.device) == (dtype, torch.device("cpu"))
         assert torch.equal(made(way), right)
     for offload in ("host", "disk"):
-        assert DDMPipeline.from_run(run, offload=offload, dtype=dtype).dtype == dtype
+        offloaded = DDMPipeline.from_run(run, offload=offload, dtype=dtype)
+        assert offloaded.dtype == dtype and off(made(offloaded), right) < 1e-4
     # What was rounded stays so.
     assert 0 < off(made(half.to(torch.float32)), made(pipeline)) < error
 

@@ -14,7 +14,6 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.pipeline import DDMPipeline
-from ddm_ray.sampling.arguments import PromptConditions
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
@@ -55,15 +54,6 @@ def test_prompts_are_encoded_once_and_batch_by_batch(encoder: Counting) -> None:
         for row, prompt in enumerate(prompts)
     ]
     torch.testing.assert_close(images, torch.cat(one_by_one), atol=1e-4, rtol=0)
-
-
-def test_images_of_one_prompt_share_its_text_until_their_batch(encoder: Counting) -> None:
-    conditions = PromptConditions(["a", "b"], encoder)
-    for _ in range(3):
-        texts = conditions.of([0, 0, 0])
-        assert len(texts) == 3
-        assert torch.equal(texts.tokens_BLE[2], encoder.encode(["a"]).tokens_BLE[0])
-    assert torch.equal(conditions.of([1, 0]).tokens_BLE, PromptConditions(["b", "a"], encoder).of([0, 1]).tokens_BLE)
 
 
 @pytest.mark.parametrize("prompt", [3, ["a", 3], b"a", ["a", ["b"]]])

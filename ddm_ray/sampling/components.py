@@ -1,10 +1,11 @@
 """The components of a pipeline, and the loading of those of other libraries: text encoders and autoencoders."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ddm_ray.config import SamplingSettings
@@ -53,6 +54,31 @@ class Components:
             )
         if self.text_encoder is not None and info.null_text is not None:
             _require_text_dim(info.null_text.tokens_BLE.shape[2], [*configs, config_of(models.router)])
+
+    def to(self, device: str | None, dtype: torch.dtype | None) -> "Components":
+        """All networks move to the device, experts, router and text encoder to dtype, as torch's do; None: none.
+
+        The autoencoder stays in its precision. SamplingError for experts that are offloaded, elsewhere or otherwise.
+        """
+        models, place = self.models, self.models.device if device is None else device
+        networks: list[Any] = [models.router]
+        if not isinstance(models.experts, Offloaded):
+            networks += [models.experts[k] for k in range(len(models.experts))]
+        elif _place(place) != _place(models.device) or dtype not in (None, models.dtype):
+            raise SamplingError("offloaded experts stay where they are: open the pipeline with that device and dtype")
+        for network in networks:
+            if isinstance(network, nn.Module):
+                network.to(place, dtype)
+        if self.text_encoder is not None:
+            self.text_encoder.to(place, dtype)
+        if self.latents is not None:
+            self.latents.to(place)
+        return replace(self, models=replace(models, device=place))
+
+
+def _place(device: str) -> tuple[str, int]:
+    named = torch.device(device)
+    return named.type, named.index or 0
 
 
 def require_fit(info: MixtureInfo, experts: Sequence[dict[str, Any] | None], router: dict[str, Any] | None) -> None:

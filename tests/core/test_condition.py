@@ -1,13 +1,10 @@
 """Conditions: texts behave as a tensor of rows does, and a mixture conditioned on texts is sampled right."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text, join
-from ddm_ray.errors import SamplingError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from tests.core import closed_forms, strategy_oracles
@@ -57,16 +54,6 @@ def test_a_guided_texts_field_is_exact() -> None:
     strategy_oracles.check_text_guidance()
 
 
-def test_an_unguided_null_text_and_scale_zero_are_one() -> None:
-    texts = closed_forms.Texts(closed_forms.guided_gaussians())
-    label_B, seeds = torch.tensor([0, 1, 0, 1]), (5, 6, 7, 8)
-    for strategy in ("once", "full", "top-1"):
-        null = SampleRequest(seeds, texts.texts(torch.full((4,), 2)), SamplingSettings(steps=4, strategy=strategy))
-        zero = replace(null.changed(guidance_scale=0.0), condition=texts.texts(label_B))
-        images = [driver.sample(r, texts.info(), texts.experts, texts.router).images_BCHW for r in (zero, null)]
-        torch.testing.assert_close(*images, rtol=0, atol=1e-12)
-
-
 def test_a_text_asks_the_router_once_for_once_and_its_k_depends_on_nothing_else() -> None:
     texts = closed_forms.Texts(closed_forms.three_gaussians())
     request = SampleRequest(
@@ -79,16 +66,3 @@ def test_a_text_asks_the_router_once_for_once_and_its_k_depends_on_nothing_else(
     assert torch.equal(sampled.experts_SB, expert_B.expand(3, 20))
     alone = driver.sample(request.rows(slice(7, 9)), texts.info(), texts.experts, texts.router)
     torch.testing.assert_close(alone.images_BCHW, sampled.images_BCHW[7:9], rtol=0, atol=1e-12)
-
-
-def test_texts_without_a_router_or_a_null_text_are_refused() -> None:
-    texts = closed_forms.Texts(closed_forms.three_gaussians())
-    request = SampleRequest((1, 2), texts.texts(torch.tensor([0, 1])), SamplingSettings(steps=3))
-    with pytest.raises(SamplingError, match="the router is needed but not there"):
-        driver.sample(request, texts.info(), texts.experts)
-    for scale in (0.0, 2.0):
-        guided = request.changed(guidance_scale=scale)
-        with pytest.raises(SamplingError, match="without a null condition"):
-            driver.sample(guided, texts.info(null=False), texts.experts, texts.router)
-    unguided = driver.sample(request, texts.info(null=False), texts.experts, texts.router)
-    assert unguided.images_BCHW.isfinite().all()

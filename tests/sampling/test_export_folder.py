@@ -42,8 +42,9 @@ def fresh(saves: dict[str, Save], tmp_path_factory: pytest.TempPathFactory) -> d
     return {name: content(root / name) for name in saves}
 
 
-@pytest.mark.parametrize("second", ["classes", "texts", "dense"])
-@pytest.mark.parametrize("first", ["classes", "texts", "dense"])
+@pytest.mark.parametrize(
+    ("first", "second"), [("classes", "texts"), ("texts", "classes"), ("texts", "dense"), ("dense", "dense")]
+)
 def test_only_the_files_of_the_export_before_make_way(
     saves: dict[str, Save], fresh: dict[str, dict[str, bytes | str]], tmp_path: Path, first: str, second: str
 ) -> None:
@@ -145,7 +146,7 @@ def refuse() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("number", [1, 5, 12, 20])
+@pytest.mark.parametrize("number", [1, 12])
 def test_an_old_pipeline_comes_back_if_the_new_one_cannot_take_its_place(
     saves: dict[str, Save], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -163,7 +164,7 @@ def test_an_old_pipeline_comes_back_if_the_new_one_cannot_take_its_place(
     DDMPipeline.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("number", [1, 5, 12, 20])
+@pytest.mark.parametrize("number", [1, 12])
 def test_a_killed_export_is_not_taken_for_whole_and_the_next_one_goes_on(
     saves: dict[str, Save], fresh: dict[str, dict[str, bytes | str]], tmp_path: Path, number: int
 ) -> None:

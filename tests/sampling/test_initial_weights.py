@@ -142,15 +142,10 @@ def test_another_network_is_refused_by_its_field(made: Run, setting: str, tmp_pa
 
 
 def test_a_tensor_that_does_not_fit_is_named(holders: dict[str, Any], tmp_path: Path) -> None:
-    tensors = load_file(holders["file"]["source"])
-    for changed, text in (
-        ({**tensors, "head.bias": torch.zeros(3)}, r"head\.bias has shape \(3,\), expected"),
-        ({name: each for name, each in tensors.items() if name != "head.bias"}, r"lack the tensor head\.bias"),
-        ({**tensors, "head.bias": tensors["head.bias"] * torch.nan}, r"head\.bias has numbers that aren't finite"),
-    ):
-        save_file(changed, tmp_path / "file.safetensors")
-        with pytest.raises(CorruptArtifact, match=rf"^expert\.train\.init_from: .*{text}"):
-            create_run(str(tmp_path / "run"), config_of({"source": str(tmp_path / "file.safetensors")}))
+    tensors, file = load_file(holders["file"]["source"]), tmp_path / "file.safetensors"
+    save_file({**tensors, "head.bias": torch.zeros(3)}, file)
+    with pytest.raises(CorruptArtifact, match=r"^expert\.train\.init_from: .*head\.bias has shape \(3,\), expected"):
+        create_run(str(tmp_path / "run"), config_of({"source": str(file)}))
 
 
 @pytest.mark.parametrize(

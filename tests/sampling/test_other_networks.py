@@ -89,11 +89,10 @@ def test_what_a_spec_leaves_to_its_class_is_no_difference(run: Run) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in load_trained(run, expert(0)).state_dict().items())
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_are_not_finite_are_refused(run: Run, number: float) -> None:
+def test_numbers_that_are_not_finite_are_refused(run: Run) -> None:
     def poisoned(data: bytes) -> bytes:
         tensors = load(data)
-        tensors["head.bias"][0] = number
+        tensors["head.bias"][0] = float("nan")
         return save(tensors)
 
     alter(run, expert(1), "ema.safetensors", poisoned)
