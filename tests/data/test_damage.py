@@ -262,20 +262,6 @@ def test_a_shard_of_an_earlier_partition_is_not_used(where: str, made: Made) -> 
         assert folder.now() == made.now.files
 
 
-def test_a_shard_of_other_settings_is_not_used(tmp_path: Path) -> None:
-    run, other = (make_images(tmp_path / name, 0, f"partition.seed={seed}") for seed, name in enumerate(("one", "two")))
-    make_partition(run)
-    make_partition(other)
-    folder = Folder(Path(run.url))
-    shutil.rmtree(folder.path / SHARDS[0])
-    shutil.copytree(Path(other.url) / SHARDS[0], folder.path / SHARDS[0])
-    for read in (read_shards, stream):
-        with pytest.raises(DriftError, match=r"partition/shards/cluster=000 was made otherwise: .*partition\.seed"):
-            read(run)
-    make_partition(run)
-    assert folder.now() == folder.files
-
-
 def test_shards_in_each_others_place_are_refused(made: Made) -> None:
     run = Run.open(str(made.now.path))
     with begun(made, *SHARDS):

@@ -138,7 +138,7 @@ class ReportBuilder:
 def _shown(config: RunConfig, row: pa.Table) -> Shown:
     """Convert a table of one row to its form on the page."""
     if config.data.latents is not None:
-        image = Image.open(io.BytesIO(row["thumbnail"][0].as_py()))
+        image: Image.Image = Image.open(io.BytesIO(row["thumbnail"][0].as_py()))
     else:
         pixels_HWC = np.ascontiguousarray(stored_images(row, config.data)[0].transpose(1, 2, 0))
         image = Image.fromarray(pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
