@@ -3,9 +3,9 @@
 import json
 import math
 import os
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, ValidationError, field_validator, model_validator
 
@@ -198,9 +198,6 @@ class _Site(StrictModel):
     token_file: str | None = Field(
         default=None, description="file that has the cluster's token; none: what RAY_AUTH_TOKEN_PATH names"
     )
-    storage: str | None = Field(
-        default=None, description="folder or URI below which the island's runs lie, any other is refused; none: any"
-    )
     price_per_hour: float | None = Field(
         default=None, ge=0, description="of all its workers together, in any currency; for plans"
     )
@@ -247,7 +244,7 @@ class Island(_Site):
     def to_json(self) -> str:
         """The fields of islands.yaml that a job on this island needs, as JSON without defaults.
 
-        Address, token and storage are left out, since the job runs on the island itself.
+        Address and token are left out, since the job runs on the island itself.
         """
         site = self.model_dump(include={"price_per_hour"}, exclude_defaults=True)
         prepare = self.prepare.model_dump(exclude_defaults=True)
@@ -260,14 +257,6 @@ class Island(_Site):
             return _IslandFields.model_validate_json(text[:MAX_JSON]).island(name)
         except ValidationError as error:
             raise ConfigError(f"placement of island {name}: {invalid_fields(error, _IslandFields)}") from None
-
-    def require_run(self, run_url: str) -> None:
-        """Raise ConfigError if the run isn't below the island's storage."""
-        if self.storage is None:
-            return
-        storage, run = _resolved(os.path.expanduser(self.storage)), _resolved(run_url)
-        if storage not in (run, *run.parents):
-            raise ConfigError(f"{run_url}: the runs of island {self.name} lie below {self.storage}")
 
 
 class _IslandFields(_Site, TrainPlacement, PreparePlacement):
@@ -318,9 +307,3 @@ def load_island(path: str | None, name: str | None) -> Island:
         problem = f"no island {name!r}" if name is not None else f"names {len(islands)} islands"
         raise ConfigError(f"{path}: {problem}", Give("island", f"choose one of {', '.join(islands)}"))
     return islands[name]
-
-
-def _resolved(url: str) -> PurePath:
-    """The path of a local folder as a store opens it, or a URI as a path, to compare their parents."""
-    path = unquote(urlsplit(url).path) if url.startswith("file://") else url
-    return PurePosixPath(path) if "://" in path else Path(path).resolve()

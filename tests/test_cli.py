@@ -47,7 +47,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "file").write_text("not a run")
     (folder / "bad.yaml").write_text("islands: {a: {zero_stag: 1}}")
     (folder / "away.yaml").write_text(f"islands: {{a: {{jobs: 'http://127.0.0.1:1', token_file: {folder}/none}}}}")
-    (folder / "elsewhere.yaml").write_text("islands: {a: {jobs: 'http://127.0.0.1:1', storage: 's3://lab'}}")
     (folder / "huge.yaml").write_text("islands: {a: {workers: 99, resources_per_worker: {CPU: 0.5}}}")
     return folder
 
@@ -61,7 +60,6 @@ MISTAKES = {
     "prepare {d}/nothing": "is not a run: it has no run.json; begin one with: ddm init",
     "partition {d}/empty": "has no finished rows yet; make it with: ddm prepare",
     "partition {d}/empty --address h:1 --scratch {d}": "--scratch is for a private Ray: each machine of a cluster has",
-    "partition {d}/empty --islands {d}/elsewhere.yaml": "the runs of island a lie below s3://lab",
     "train {d}/empty expert 0": "has no finished partition/shards/cluster=000 yet; make it with: ddm partition",
     "train {d}/data expert 9": "this run has experts 0 to 1",
     "train {d}/data expert": "train expert: which one? e.g. expert 0",

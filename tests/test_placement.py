@@ -26,7 +26,6 @@ islands:
     address: ray://10.0.0.5:10001
     jobs: https://10.0.0.5:8265/
     token_file: ~/.ddm/lab
-    storage: s3://lab
     price_per_hour: 12.5
     embedders: 3
     workers: {min: 2, max: 4}
@@ -56,7 +55,7 @@ def refusal(path: str | None, island: str | None) -> str:
 def test_without_a_file_it_is_a_laptop() -> None:
     laptop = load_island(None, None)
     assert laptop == Island(train=TrainPlacement(), prepare=PreparePlacement())
-    assert (laptop.address, laptop.token_file, laptop.storage) == (None, None, None)
+    assert (laptop.address, laptop.token_file) == (None, None)
     assert laptop.train.workers == Workers(min=1, max=1)
     assert not laptop.train.use_gpu and not laptop.prepare.use_gpu
 
@@ -64,8 +63,8 @@ def test_without_a_file_it_is_a_laptop() -> None:
 def test_an_island_by_its_name(islands: str) -> None:
     assert load_island(islands, "laptop") == Island(name="laptop")
     lab = load_island(islands, "lab")
-    where = (lab.name, lab.address, lab.jobs, lab.token_file, lab.storage, lab.price_per_hour)
-    assert where == ("lab", "ray://10.0.0.5:10001", "https://10.0.0.5:8265", "~/.ddm/lab", "s3://lab", 12.5)
+    where = (lab.name, lab.address, lab.jobs, lab.token_file, lab.price_per_hour)
+    assert where == ("lab", "ray://10.0.0.5:10001", "https://10.0.0.5:8265", "~/.ddm/lab", 12.5)
     assert lab.prepare == PreparePlacement(use_gpu=True, embedders=3)
     assert lab.train.slices == ("lab",)
     assert lab.train == TrainPlacement(
@@ -90,33 +89,6 @@ def test_the_only_island_may_go_unnamed(tmp_path: Path) -> None:
     path.write_text("islands: {lab: {workers: 3}}")
     lab = Island(name="lab", train=TrainPlacement(workers=Workers(min=3, max=3)))
     assert load_island(str(path), None) == load_island(str(path), "lab") == lab
-
-
-@pytest.mark.parametrize(
-    ("storage", "run", "holds"),
-    [
-        ("s3://lab", "s3://lab/runs/7", True),
-        ("s3://lab/runs", "s3://lab/runs7/1", False),
-        ("s3://lab", "/mnt/runs/7", False),
-        ("/mnt/runs", "/mnt/runs/../runs/7", True),
-        ("~/runs", "/home/ada/runs/7", True),
-        ("file:///data/my%20runs", "/data/my runs/7", True),
-        ("/data/runs", "file:///data/runs/7", True),
-        ("/", "/data/runs/7", True),
-    ],
-)
-def test_an_island_that_has_storage_takes_runs_there_alone(
-    monkeypatch: pytest.MonkeyPatch, storage: str, run: str, holds: bool
-) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
-    Island(name="any").require_run(run)
-    lab = Island(name="lab", storage=storage)
-    if holds:
-        lab.require_run(run)
-        return
-    with pytest.raises(ConfigError) as failure:
-        lab.require_run(run)
-    assert str(failure.value) == f"{run}: the runs of island lab lie below {storage}"
 
 
 def test_the_number_of_workers_is_one_or_a_range() -> None:
@@ -232,10 +204,10 @@ def test_the_table_of_fields_is_that_of_the_code() -> None:
 def test_a_job_is_told_how_it_trains_and_not_how_to_reach_its_island(islands: str) -> None:
     lab = load_islands(islands)["lab"]
     text = lab.to_json()
-    for secret in ("10.0.0.5", ".ddm", "s3://lab"):
+    for secret in ("10.0.0.5", ".ddm"):
         assert secret not in text
     here = Island.from_json("lab", text)
-    where = {"address": None, "jobs": None, "token_file": None, "storage": None}
+    where = {"address": None, "jobs": None, "token_file": None}
     assert here == lab.model_copy(update=where)
     assert (load_islands(islands)["laptop"].to_json(), Island.from_json("a", "{}")) == ("{}", Island(name="a"))
 

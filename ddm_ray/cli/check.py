@@ -52,7 +52,7 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
         words = ["ddm", "doctor", run.url, "--island", island.name, "--placement", island.to_json(), *asked]
         line = shlex.join([*words, *(f"--{kind}" for kind in extras)])
         try:
-            return _checked(run, island, line, interrupted)
+            return _checked(island, line, interrupted)
         except (RayError, ConfigError) as error:
             return False, [error.text(phrase).removeprefix(f"island {island.name}: ")]
 
@@ -78,11 +78,10 @@ def check(run_url: str, file: str, names: tuple[str, ...], extras: list[str]) ->
         raise RayError(f"{faulty} of {len(sites)} islands can't train this run: see above")
 
 
-def _checked(run: Run, island: Island, line: str, interrupted: threading.Event) -> tuple[bool, list[str]]:
+def _checked(island: Island, line: str, interrupted: threading.Event) -> tuple[bool, list[str]]:
     from ddm_ray.islands.jobs import JobsAPI
     from ddm_ray.islands.supervisor import complaint
 
-    island.require_run(run.url)
     if island.jobs is None:
         raise ConfigError("no Jobs API is named", "add jobs: http://HEAD:8265 to it")
     job, log = JobsAPI(island.name, island.jobs, island.token_file).run(line, LONGEST_SECONDS, interrupted)

@@ -77,7 +77,6 @@ def prepare(
 
     run = Run.open(run_url)
     site = load_island(islands, island)
-    site.require_run(run.url)
     artifact, placement = preparing.rows_artifact(run, cluster), placed(site.prepare, gpu)
 
     @contextmanager
@@ -179,7 +178,6 @@ def partition(
     from ddm_ray.run.graph import PARTITION, REPORT, shard
 
     site = load_island(islands, island)
-    site.require_run(run_url)
     ray_address, token_file = site.ray(address)
     spills_below = spill_folder(ray_address, scratch)
     session = ray_with_scratch(ray_address, token_file, spills_below)  # starts only when there is something to make

@@ -67,7 +67,6 @@ def evaluate(
         from ddm_ray.data.sharded.ray_data import RayData
         from ddm_ray.ray_session import ray_session
 
-        site.require_run(run.url)
         ray_data = RayData(site.prepare, partial(ray_session, *site.ray(address)))
         made_on = "cuda" if site.prepare.use_gpu else "cpu"
         evaluating.evaluate(run, name, report, measured_on, ray_data, made_on, at)

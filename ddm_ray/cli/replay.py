@@ -40,7 +40,6 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
 
     run = Run.open(run_url)
     site = load_island(islands, island)
-    site.require_run(run.url)
     if cluster is not None and not 0 <= cluster < len(run.experts):
         raise ConfigError(f"--cluster {cluster}: this run has clusters 0 to {len(run.experts) - 1}")
     require_replay(run)

@@ -80,7 +80,6 @@ def train(
         if index is not None:
             raise ConfigError("train all: takes no INDEX")
         site = load_island(islands, island)
-        site.require_run(run.url)
         site = site.model_copy(update={"train": placed(site.train, gpu)})
         _train_all(run_url, run, wanted_of(run.config, extras), site, address, asked=bool(gpu))
         return
@@ -93,7 +92,6 @@ def train(
         # This comes first, so that other machines see why a job ended here.
         with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
             site = load_island(islands, island)
-            site.require_run(run.url)
             site = site.model_copy(update={"train": placed(site.train, gpu)})
             for input_artifact in run.inputs(artifact):
                 run.require(input_artifact)

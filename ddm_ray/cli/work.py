@@ -88,7 +88,6 @@ def work(
         site = Island.from_json(island, placement)
     else:
         site = load_island(islands, island) if islands else Island(name=island)
-    site.require_run(run.url)
     chosen = [_artifact(run, text) for text in only]
     trained = chosen or list(wanted_of(run.config, extras))
     island_prefix(site.name)

@@ -1,6 +1,6 @@
 """Worlds of real ranks, one of which may not be able to compile, nobody having said whether to.
 
-`python tests/train/one_cannot.py FOLDER ZERO_STAGE LEGS SETTING ...`, LEGS being JSON: [[number of ranks, what the last
+`python tests/train/one_cannot.py FOLDER LEGS SETTING ...`, LEGS being JSON: [[number of ranks, what the last
 of them can't], ...], which is compile (that fails) or nothing. All but the last leave at step 5.
 Prints for each whether each rank's engine was compiled in the end; all parameters have to be aligned in any case.
 """
@@ -25,7 +25,7 @@ from tests.train.conftest import SHORT
 from tests.train.ranks import EXPERT, data_main
 
 
-def rank_main(rank: int, world: int, rendezvous: str, folder: str, stage: int, cannot: str, last: bool) -> None:
+def rank_main(rank: int, world: int, rendezvous: str, folder: str, cannot: str, last: bool) -> None:
     made, steps, models = worker.Engine, count(1), list[Any]()
 
     def noted(model: Any, train: Any, placement: TrainPlacement) -> Any:
@@ -44,20 +44,19 @@ def rank_main(rank: int, world: int, rendezvous: str, folder: str, stage: int, c
     torch.compiler.set_default_backend(backend)
     with local.world(rank, world, rendezvous):
         try:
-            how = TrainPlacement(zero_stage=stage)
-            worker.train(f"{folder}/run", EXPERT, how, notice=lambda: not last and next(steps) == 5)
+            worker.train(f"{folder}/run", EXPERT, TrainPlacement(), notice=lambda: not last and next(steps) == 5)
         except Preempted:
             assert not last
     compiled = [each for each in models[-1].modules() if each._compiled_call_impl is not None]
     Path(folder, f"rank-{rank}").write_text(json.dumps(bool(compiled)))
 
 
-def main(folder: str, stage: str, legs: str, *settings: str) -> None:
+def main(folder: str, legs: str, *settings: str) -> None:
     run, seen = f"{folder}/run", []
     mp.start_processes(data_main, args=(run, (*SHORT, *settings)), nprocs=1, start_method="fork")
     for number, (world, cannot) in enumerate(every := json.loads(legs), 1):
         rendezvous = tempfile.mktemp(prefix="rendezvous-", dir=folder)
-        how = (world, rendezvous, folder, int(stage), cannot, number == len(every))
+        how = (world, rendezvous, folder, cannot, number == len(every))
         mp.start_processes(rank_main, args=how, nprocs=world, start_method="fork")
         seen.append([json.loads(Path(folder, f"rank-{rank}").read_text()) for rank in range(world)])
     print(json.dumps(seen))
