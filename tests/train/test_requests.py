@@ -33,7 +33,7 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
 
 
 def test_a_look_at_a_run(wire: Wire) -> None:
-    """A listing of experts, router, monolith, student and evaluations; and a heartbeat a job that trains."""
+    """A listing of experts, router, monolith, student, evaluations, references; and a heartbeat a job that trains."""
     run = make_fleet(f"s3://{BUCKET}/fleet", TRAINING + FINISHED + 3, TRAINING, FINISHED)
     observer, number = Observer(run, partial(survey, run)), 1
 
@@ -47,11 +47,11 @@ def test_a_look_at_a_run(wire: Wire) -> None:
         assert states == ["finished"] * FINISHED + ["begun"] * TRAINING + ["waiting"] * 3
         return dict(wire.counts(since))
 
-    assert look(0) == {"LIST": 5 + 3, "GET": TRAINING + 3 * FINISHED + 8}, "the first reads all manifests"
-    assert look(15) == {"LIST": 5, "GET": TRAINING}
-    assert look(600) == {"LIST": 5, "GET": TRAINING}
+    assert look(0) == {"LIST": 6 + 3, "GET": TRAINING + 3 * FINISHED + 8}, "the first reads all manifests"
+    assert look(15) == {"LIST": 6, "GET": TRAINING}
+    assert look(600) == {"LIST": 6, "GET": TRAINING}
     assert [look(600 + 15 * tick) for tick in (1, 2, 3)] == [{"GET": TRAINING}] * 3
-    assert look(660) == {"LIST": 5, "GET": TRAINING}
+    assert look(660) == {"LIST": 6, "GET": TRAINING}
 
 
 @pytest.mark.usefixtures("world_of_one")
@@ -102,9 +102,9 @@ def test_the_benchmark_counts_looks(
     benchmark("storage_requests").main()
     claims = json.loads(file.read_text())["claims"]
     values = {claim["name"].removeprefix("4 experts, 2 train, 1 islands: "): claim for claim in claims}
-    assert values["a look that lists, LIST"]["value"] == 5
+    assert values["a look that lists, LIST"]["value"] == 6
     assert values["a look that lists, all else"]["value"] == values["a look in between"]["value"] == 2
     assert values["a look at islands"]["value"] == 2
     day = values["ddm watch each 15 s"]
-    assert day["value"] == pytest.approx(86400 * (6 * 5e-6 / 60 + 0.4e-6 / 60 + 2 * 0.4e-6 / 15), rel=0.01)
+    assert day["value"] == pytest.approx(86400 * (7 * 5e-6 / 60 + 0.4e-6 / 60 + 2 * 0.4e-6 / 15), rel=0.01)
     assert all(claim["holds"] is not False for claim in values.values())
