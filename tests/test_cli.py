@@ -73,6 +73,7 @@ MISTAKES = {
     "sample {d}/whole -o {d}/nowhere/x.png": "name a .png or .jpg or .jpeg or .webp file in a folder that exists",
     "sample {d}/whole -o {d}/x.png --trace {d}/./x.png": "--trace and --out are both {d}/x.png",
     "sample {d}/texts --class 3 -o {d}/x.png": "texts is conditioned on texts; use --prompt",
+    "sample {d}/texts -o {d}/x.png": "texts is conditioned on texts: say what to paint with --prompt",
     "sample {d}/nameless -o {d}/x.png": "classes without names: say which with --class, from 0 to 2",
     "sample {d}/nameless --class 3 -o {d}/x.png": "unknown class 3: use a number from 0 to 2",
     "sample {d}/whole --prompt zebra -o {d}/x.png": "unknown class 'zebra': use a name (0, 1",

@@ -14,22 +14,22 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3310,
-    "config": 1460,
-    "core": 1860,
-    "data": 8840,
-    "evaluate": 3210,
-    "islands": 2010,
-    "jobs": 2690,
-    "models": 2450,
+    "cli": 3180,
+    "config": 1480,
+    "core": 1880,
+    "data": 8480,
+    "evaluate": 3170,
+    "islands": 1960,
+    "jobs": 2520,
+    "models": 2440,
     "pictures": 360,
-    "run": 1830,
-    "sampling": 4880,
-    "serve": 5070,
+    "run": 1870,
+    "sampling": 4650,
+    "serve": 5060,
     "store": 980,
-    "top": 1870,
-    "train": 5510,
-    "watch": 530,
+    "top": 1760,
+    "train": 5310,
+    "watch": 520,
 }
 
 
