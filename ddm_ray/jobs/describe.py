@@ -18,7 +18,7 @@ BEAT_BYTES = 4096  # space that a heartbeat takes on a disk
 
 def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     """One line of a table on an artifact: its name, its state, the finished share, and `describe`."""
-    return f"{status.artifact:<16} {status.word:<9} {status.fraction:4.0%}  {describe(status, phrase)}"
+    return f"{status.artifact:<16} {status.word:<9} {status.fraction:4.0%}  {describe(status, phrase)}".rstrip()
 
 
 def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:

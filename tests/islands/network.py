@@ -179,8 +179,8 @@ def network(names: Sequence[str]) -> Iterator[Network]:
             _ip("link", "set", port, "master", switch)
             _ip("link", "set", port, "up")
             # Else each new interface speaks to all by itself.
-            inside = ["ip", "netns", "exec", machine.namespace, "sysctl", "-qw"]
-            subprocess.run([*inside, "net.ipv6.conf.all.disable_ipv6=1"], check=True)
+            silence = "echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"
+            _ip("netns", "exec", machine.namespace, "sh", "-c", silence)
             _ip("-n", machine.namespace, "addr", "add", f"{machine.address}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 _ip("-n", machine.namespace, "link", "set", interface, "up")

@@ -27,6 +27,7 @@ from ddm_ray.remedies import Give
 from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
 from ddm_ray.watch.events import Events
+from tests.conftest import ddm
 from tests.jobs.attempts import beat, fail
 
 JOB = expert(0)
@@ -254,12 +255,12 @@ def test_a_launch_by_a_clock_a_day_ahead_hides_no_later_one(run: Run) -> None:
     assert_matches("failed: lost, attempt 1.*; launched again on island south", text_of(run)[1])
 
 
-def test_train_that_fails_early_is_seen_in_status(partitioned: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a job whose Ray tells it that it was submitted to it."""
+def test_train_that_fails_early_is_seen_in_status(partitioned: Run) -> None:
+    """As a job whose Ray tells it that it was submitted to it. This process may have joined a Ray already."""
     job = json.dumps({"metadata": {"job_submission_id": "raysubmit_7"}})
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", job)
-    trained = CliRunner().invoke(main, ["train", partitioned.url, "expert", "0", "--address", "127.0.0.1:1"])
-    assert trained.exit_code == EXIT_AGAIN, trained.output
+    where = ["--address", "127.0.0.1:1"]
+    trained = ddm("train", partitioned.url, "expert", "0", *where, RAY_JOB_CONFIG_JSON_ENV_VAR=job)
+    assert trained.returncode == EXIT_AGAIN, trained.stderr
     shown = CliRunner().invoke(main, ["status", partitioned.url]).stdout.splitlines()
     (line,) = (line for line in shown if line.startswith("  experts/000 "))
     assert_matches(
