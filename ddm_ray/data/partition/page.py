@@ -62,7 +62,7 @@ def _table(
         table[f"farther than {FAR} % of the earlier"] = [
             "–" if each.far is None else f"{each.far:,}" for each in report.fit
         ]
-    if info.counts_CK:
+    if len(info.counts_CK) > 1:
         counts_KC = list(zip(*info.counts_CK, strict=True))
         table["mostly"] = [_mostly(counts_C, config.data.class_names) for counts_C in counts_KC]
     if config.data.text is not None and any(shown_K):
