@@ -68,8 +68,8 @@ def load_components(
 ) -> Components:
     """A pipeline that `save` wrote, sizes and checksums verified; experts offloaded to disk as they are fetched.
 
-    Raises MissingArtifact for files that aren't there, RunError for a pipeline of a newer version, CorruptArtifact
-    and CorruptArtifact, which name the file.
+    Raises MissingArtifact for files that aren't there, RunError for a pipeline of a newer version, and CorruptArtifact,
+    which names the file.
     """
     root, dtype = Path(folder), dtype_of(precision)
     index = _index(root)
