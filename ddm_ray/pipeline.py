@@ -98,19 +98,20 @@ class DDMPipeline:
         model: ModelKind = "mixture",
         offload: Offload | None = None,
         dtype: SamplingPrecision | None = None,
+        torch_dtype: SamplingPrecision | None = None,
     ) -> Self:
         """Load a run's finished models and verify every byte. The router is left out if it isn't finished yet.
 
         `offload` keeps two experts on the device, and the others in files ("disk") or in host memory ("host"). `dtype`
         is that of the networks and the text encoder: torch.float32, bfloat16 or float16, or "fp32", "bf16", "fp16". The
-        default is bf16 on a GPU that supports it, else float32. Images and the autoencoder stay in float32. Raises
-        RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder that can't be
-        found.
+        default is bf16 on a GPU that supports it, else float32; `torch_dtype` is diffusers' name for it. Images and the
+        autoencoder stay in float32. Raises RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text
+        encoder or autoencoder that can't be found.
         """
         if model not in get_args(ModelKind):
             raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
         place = choose_device(device)
-        weights = _dtype(place, dtype)
+        weights = _dtype(place, dtype, torch_dtype)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
         data, models = run.config.data, load_models(run, model, place, offload, weights)
         known, encoder, latents = row_networks(run), None, None
@@ -132,13 +133,12 @@ class DDMPipeline:
         dtype: SamplingPrecision | None = None,
         torch_dtype: SamplingPrecision | None = None,
     ) -> Self:
-        """Load a folder that `save_pretrained` wrote. `offload`, `dtype`: see `from_run`. `torch_dtype`: `dtype` by
-        diffusers' name.
+        """Load a folder that `save_pretrained` wrote. `offload`, `dtype`, `torch_dtype`: see `from_run`.
 
         Raises MissingArtifact, RunError, CorruptArtifact.
         """
         place = choose_device(device)
-        weights = _dtype(place, dtype or torch_dtype)
+        weights = _dtype(place, dtype, torch_dtype)
         components = pretrained.load_components(folder, place, offload, weights)
         return cls(
             components.models,
@@ -282,5 +282,8 @@ class DDMPipeline:
         return torch.cat([latents.decode(latents_BCHW).cpu() for latents_BCHW in few])
 
 
-def _dtype(device: str, given: SamplingPrecision | None) -> torch.dtype:
+def _dtype(device: str, dtype: SamplingPrecision | None, torch_dtype: SamplingPrecision | None) -> torch.dtype:
+    if dtype is not None and torch_dtype is not None:
+        raise SamplingError("dtype and torch_dtype are one thing: give one of them")
+    given = torch_dtype if dtype is None else dtype
     return frozen_dtype(device) if given is None else dtype_of(given)

@@ -194,8 +194,8 @@ def partition(
         if info := ReportInfo.of_either(run.manifest(REPORT), run.manifest(PARTITION)):
             if info.silhouette is not None:
                 say(f"silhouette of the clusters: {info.silhouette:.3f} (1: far apart, 0: no borders)")
-            for cluster, fit in enumerate(info.fit):
-                say(f"cluster {cluster}: {_fit(fit)}")
+            for number, fit in enumerate(info.fit):
+                say(f"cluster {number}: {_fit(fit)}")
             for warning in info.warnings:
                 warn(warning)
         say(f"look at it: {run.url}/{REPORT}/report.html")

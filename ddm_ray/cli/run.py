@@ -162,7 +162,7 @@ def _as_json(run: Any) -> dict[str, Any]:
         "configuration": run.fingerprint,
         "base": run.base.url if run.base else None,
         "appends": run.appends.files if run.appends else 0,
-        "extensions": extensions(run),
+        "extensions": [{"url": url} for url in extensions(run)],
         "artifacts": artifacts,
         "versions_differ": differences(statuses),
     }

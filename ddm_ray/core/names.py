@@ -26,7 +26,8 @@ class StrategyForm:
     """A kind of strategy: the `pattern` of its names, `words` and an `example` for people, and its class's place.
 
     `fits`: whether the numbers in a name are in range for K experts. `teaches`: it needs nothing but the probabilities
-    of a row's experts, so that it can say what a student learns. Numbers that a name leaves out are the class's own.
+    of a row's experts, so that it can say what a student learns. `number`: the type of the numbers; those that a name
+    leaves out are the class's own.
     """
 
     pattern: str
@@ -35,6 +36,7 @@ class StrategyForm:
     code: str
     fits: Callable[..., bool] = lambda K: True
     teaches: bool = False
+    number: type[int] | type[float] = float
 
 
 _CODE = "ddm_ray.core.routing:"
@@ -43,10 +45,21 @@ STRATEGIES = {
     "full": StrategyForm("full", "full", "full", f"{_CODE}Full", teaches=True),
     "oracle": StrategyForm("oracle", "oracle", "oracle", f"{_CODE}Oracle"),
     "top": StrategyForm(
-        f"top-{COUNT}", "top-k (k from 1{most})", "top-2", f"{_CODE}TopK", lambda K, kept: kept <= K, teaches=True
+        f"top-{COUNT}",
+        "top-k (k from 1{most})",
+        "top-2",
+        f"{_CODE}TopK",
+        lambda K, kept: kept <= K,
+        teaches=True,
+        number=int,
     ),
     "sample": StrategyForm(
-        f"sample-{COUNT}", "sample-k (k from 1{most})", "sample-1", f"{_CODE}SampleK", lambda K, drawn: drawn <= K
+        f"sample-{COUNT}",
+        "sample-k (k from 1{most})",
+        "sample-1",
+        f"{_CODE}SampleK",
+        lambda K, drawn: drawn <= K,
+        number=int,
     ),
     "sticky": StrategyForm(
         f"sticky(?:-{NUMBER})?", "sticky-M (M in [0, 1))", "sticky", f"{_CODE}Sticky", lambda K, margin=0.0: margin < 1
@@ -78,7 +91,7 @@ def parse_strategy_name(name: str, num_experts: int | None = None) -> tuple[str,
     """
     for kind, form in STRATEGIES.items():
         if match := re.fullmatch(form.pattern, name):
-            numbers = tuple(float(text) if "." in text else int(text) for text in match.groups() if text is not None)
+            numbers = tuple(form.number(text) for text in match.groups() if text is not None)
             if form.fits(num_experts or math.inf, *numbers):
                 return kind, numbers
     mixture, most = (f" for {num_experts} experts", f" to {num_experts}") if num_experts else ("", "")

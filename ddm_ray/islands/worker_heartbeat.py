@@ -14,7 +14,7 @@ from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict
 
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
 from ddm_ray.jobs.attempts import claim_number
@@ -37,7 +37,7 @@ _REQUESTS = 8
 
 Shown = Annotated[str, AfterValidator(lambda text: printable(text, 200))]
 Lease = Annotated[Number, AfterValidator(lambda given: min(MAX_LEASE_SECONDS, given) if given > 0 else LEASE_SECONDS)]
-Speed = Annotated[Number, Field(gt=0)]
+Speed = Annotated[Number | None, AfterValidator(lambda given: given if given and given > 0 else None)]
 
 
 class WorkerState(StoredNote):
@@ -55,7 +55,7 @@ class WorkerState(StoredNote):
     lease_seconds: Lease = LEASE_SECONDS
     holds: Shown = ""
     waits: Shown = ""
-    speed: Speed | None = None
+    speed: Speed = None
     ended: bool = False
     host: Shown = ""
     job: Shown = ""

@@ -138,12 +138,12 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
 
 
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:
-    """The statuses of all artifacts of a run, in the order in which they are made. Missing and short files are noticed.
+    """The statuses of a run's artifacts, in the order in which they are made. Missing and short files are noticed.
 
-    Artifacts that are finished in `known`, an earlier survey, aren't read again. Optional ones are included once they
-    have begun.
+    Kinds that aren't `surveyed` are left out. Artifacts that are finished in `known`, an earlier survey, aren't read
+    again. Optional ones are included once they have begun.
     """
-    artifacts = inventory(run)
+    artifacts = inventory(run, surveyed=True)
     finished = {
         earlier.artifact: earlier for earlier in known if earlier.state == "finished" and not earlier.unaccepted
     }

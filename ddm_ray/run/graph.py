@@ -86,11 +86,12 @@ class Artifact(str):
 class Kind:
     """Properties of all artifacts of a kind.
 
-    `path`: path of the only artifact. `member`: path of one of many, by its cluster or name. `needed`: True if a run
-    of this configuration needs the only artifact, or one for each cluster. `optional`: a run may have such artifacts
-    without needing them. `reads`: the fields of the configuration that the stage reads. `inputs`: the artifacts that it
-    is made from. `part`: the part of the configuration with its training schedule, if it is trained. `extra`: a mixture
-    doesn't need it. `units`: name of the units that the stage makes chunk by chunk, if it does.
+    `path`: path of the only artifact. `member`: path of one of many, by its cluster or name. `needed`: True if a run of
+    this configuration needs the only artifact, or one for each cluster. `optional`: a run may have such artifacts
+    without needing them. `surveyed`: status judges it; not if it may be of other settings than the run's, as a
+    reference that a comparison has made. `reads`: the fields of the configuration that the stage reads. `inputs`: the
+    artifacts that it is made from. `part`: the part of the configuration with its training schedule, if it is trained.
+    `extra`: a mixture doesn't need it. `units`: name of the units that the stage makes chunk by chunk, if it does.
     """
 
     path: str | None = None
@@ -101,6 +102,7 @@ class Kind:
     inputs: Callable[[RunConfig, Artifact], tuple[Artifact, ...]]
     needed: Callable[[RunConfig], bool] = lambda config: False
     optional: bool = False
+    surveyed: bool = True
     part: Part | None = None
     extra: bool = False
     units: str = ""
@@ -272,6 +274,7 @@ KINDS = {
         reads=_constant("data", "partition.num_clusters", "evaluate.features", "evaluate.real_rows", "evaluate.seed"),
         inputs=lambda *_: (PARTITION,),
         optional=True,
+        surveyed=False,
     ),
 }
 

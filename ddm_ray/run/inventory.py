@@ -7,10 +7,14 @@ from ddm_ray.run.inputs import artifacts
 from ddm_ray.run.run import Run
 
 
-def inventory(run: Run) -> list[Artifact]:
-    """All artifacts that a run needs, or has or may have without needing them, in the order in which they are made."""
+def inventory(run: Run, surveyed: bool = False) -> list[Artifact]:
+    """All artifacts that a run needs, or has or may have without needing them, in the order in which they are made.
+
+    `surveyed`: only those of kinds that status judges.
+    """
     order = list(KINDS)
-    every = [*artifacts(run.config), *(artifact for kind in KINDS for artifact in optional(run, kind))]
+    kinds = [kind for kind, row in KINDS.items() if row.surveyed or not surveyed]
+    every = [*artifacts(run.config), *(artifact for kind in kinds for artifact in optional(run, kind))]
     return sorted(every, key=lambda artifact: order.index(artifact.kind))
 
 

@@ -39,8 +39,8 @@ class Engine:
     """Optimises `model` on the torch.distributed world of this process.
 
     A global step is any number of `backward`, then `step`. Gradients are averaged over ranks. `compiled_unasked`: the
-    placement left the choice, so that code which can't be compiled doesn't end the training. ConfigError for ZeRO stage
-    0 in bf16, which keeps no fp32 shards.
+    placement left the choice, so that network code which can't be compiled doesn't end the training. ConfigError for
+    ZeRO stage 0 in bf16, which keeps no fp32 shards.
     """
 
     def __init__(self, model: nn.Module, train: TrainConfig, placement: TrainPlacement):

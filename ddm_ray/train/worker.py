@@ -53,9 +53,9 @@ def train(
     that is away is tried again with `retry_policy`.
 
     Raises Stopped, once a state is saved, if storage has a request to stop; Superseded once a newer attempt has taken
-    this one's place, and saves nothing then; TrainingError for a gradient that isn't finite, OutOfMemory for a
-    micro-batch that memory is too small for, CorruptArtifact or MissingArtifact for its rows, DriftError for a job that
-    began with another configuration, StorageError for storage that stays away.
+    this one's place (Overtaken if that one has ended), and saves nothing then; TrainingError for a gradient that isn't
+    finite, OutOfMemory for a micro-batch that memory is too small for, CorruptArtifact or MissingArtifact for its rows,
+    DriftError for a job that began with another configuration, StorageError for storage that stays away.
     """
     run = Run.open(run_url, retry_policy)
     if run.finished(artifact):

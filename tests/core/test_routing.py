@@ -108,6 +108,8 @@ def test_where_strategies_meet(seed, rows, num_experts) -> None:
     top_BK = route("top-1", probs_BK)
     for name in ("threshold-0.999999", "nucleus-0.000001", "nucleus-0.9-0.000000000001", "sticky"):
         assert torch.equal(route(name, probs_BK), top_BK)
+    # At an endless temperature all experts are alike.
+    assert route(f"nucleus-0.9-{'9' * 20}", probs_BK).isfinite().all()
     before = route("sticky-0", probs_BK)
     later_BK = probabilities(seed + 1, rows, num_experts)
     assert torch.equal(route("sticky-0", later_BK, before), route("top-1", later_BK))

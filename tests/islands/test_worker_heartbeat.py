@@ -34,6 +34,9 @@ def test_a_worker_is_read_as_it_keeps_itself(store: Store) -> None:
         assert (read.id, read.island, read.number) == ("north/0001", "north", 1)
         assert (read.holds, read.speed, read.lease_seconds) == ("experts/001", 2e9, 60.0)
         assert not read.ended
+        heartbeat.update(speed=-5.0)  # as another's heartbeat on storage may say
+        assert heartbeat.state.speed is None
+        heartbeat.update(speed=2e9)
     (read,) = read_workers(store)
     assert read.ended and read.holds == "" and last_speed(store, "north") == 2e9
     assert last_speed(store, "south") is None

@@ -170,7 +170,7 @@ def test_the_command_says_where_and_status_names_both(made: Run) -> None:
     assert f"continues {made.url}, and shares its rows and partition" in ddm("status", url)[1]
     shown = json.loads(ddm("status", made.url, "--json")[1])
     known = [shown[name] for name in ("run", "name", "base", "appends", "extensions")]
-    assert known == [made.url, made.config.name, None, 0, [url]]
+    assert known == [made.url, made.config.name, None, 0, [{"url": url}]]
     states = {each["artifact"]: (each["state"], each["done"]) for each in shown["artifacts"]}
     assert states["experts/000"] == ("finished", 1.0) and states["student"] == ("waiting", 0.0)
     code, text = ddm("extend", made.url, "expert.train.steps=3")

@@ -284,6 +284,12 @@ def test_a_report_is_looked_at_once_it_is_committed(partitioned: Run) -> None:
         assert describe(damaged, phrase) == f"report.html is gone or cut short; {remedy}"
 
 
+def test_a_reference_of_other_features_is_not_judged(partitioned: Run) -> None:
+    """`ddm compare --features` leaves one in the first run."""
+    partitioned.store.write("references/other/_MANIFEST.json", b"of other features")
+    assert not [surveyed for surveyed in survey(partitioned) if surveyed.artifact.startswith("references")]
+
+
 def test_looking_on_asks_for_one_heartbeat_a_job(partitioned: Run, requests: Counter[str]) -> None:
     """As a launcher does that shows its jobs: all else about them is in the one listing that it made."""
     for artifact in partitioned.experts:

@@ -166,3 +166,4 @@ def test_the_command_shows_warnings_of_an_older_version_too(reported: Run) -> No
     assert "silhouette of the clusters: 0.250" in shown.output and "cluster 2 is empty" in shown.output
     assert "cluster 0: 3 new training rows, 1 of them farther from its centroid than 99 %" in shown.output
     assert not reported.store.exists(f"{REPORT}/{NAME}")
+    assert f"next: ddm train {reported.url} all\n" in shown.output
