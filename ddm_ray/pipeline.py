@@ -216,8 +216,7 @@ class DDMPipeline:
         `callback_on_step_end(pipeline, step, t, {"latents": x_BCHW})` is called after each step of each batch, with t
         in [0, 1] and the images on the models' device. If it returns a dict with latents, these replace the images.
         It may set `_interrupt`: then unfinished images are returned as they are, and images not yet begun as noise.
-        If `return_dict` is False, the result is a tuple of
-        the images. Raises SamplingError for invalid arguments.
+        If `return_dict` is False, the result is a tuple of the images. Raises SamplingError for invalid arguments.
         """
         self._require_output(output_type)
         batch_size = arguments.count("batch_size", batch_size)

@@ -23,11 +23,11 @@ COUNT, NUMBER = r"([1-9]\d{0,8})", r"(\d{1,20}(?:\.\d{1,20})?)"
 
 @dataclass(frozen=True)
 class StrategyForm:
-    """A kind of strategy: the `pattern` of its names, `words` and an `example` for people, and its class's place.
+    """A kind of strategy: the `pattern` of its names, `words` and an `example` for people.
 
-    `fits`: whether the numbers in a name are in range for K experts. `teaches`: it needs nothing but the probabilities
-    of a row's experts, so that it can say what a student learns. `number`: the type of the numbers; those that a name
-    leaves out are the class's own.
+    `code`: the name of its class, which isn't imported here, since it needs torch. `fits`: whether the numbers in a
+    name are in range for K experts. `teaches`: it needs nothing but the probabilities of a row's experts, so that it
+    can say what a student learns. `number`: the type of the numbers; those that a name leaves out are the class's own.
     """
 
     pattern: str

@@ -88,10 +88,11 @@ class Kind:
 
     `path`: path of the only artifact. `member`: path of one of many, by its cluster or name. `needed`: True if a run of
     this configuration needs the only artifact, or one for each cluster. `optional`: a run may have such artifacts
-    without needing them. `surveyed`: status judges it; not if it may be of other settings than the run's, as a
-    reference that a comparison has made. `reads`: the fields of the configuration that the stage reads. `inputs`: the
-    artifacts that it is made from. `part`: the part of the configuration with its training schedule, if it is trained.
-    `extra`: a mixture doesn't need it. `units`: name of the units that the stage makes chunk by chunk, if it does.
+    without needing them. `surveyed`: a survey judges such artifacts. It can't judge references, since a comparison may
+    have made one by other settings than the run's. `reads`: the fields of the configuration that the stage reads.
+    `inputs`: the artifacts that it is made from. `part`: the part of the configuration with its training schedule, if
+    it is trained. `extra`: a mixture doesn't need it. `units`: name of the units that the stage makes chunk by chunk,
+    if it does.
     """
 
     path: str | None = None

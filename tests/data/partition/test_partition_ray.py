@@ -16,7 +16,7 @@ from ddm_ray.data.partition import ray_data, stage
 from ddm_ray.data.partition.ray_data import RayPasses, require_room
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.sharded.ray_data import errors_of_ray
-from ddm_ray.errors import CorruptArtifact, RayError, StorageError
+from ddm_ray.errors import CorruptArtifact, StorageError
 from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT, fresh_token
@@ -163,10 +163,25 @@ def test_a_killed_worker_costs_time_alone(
     assert contents(run) == expected
 
 
-def test_a_ray_without_cores_is_told_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_data.ray, "cluster_resources", lambda: {"memory": 1e9})
-    with pytest.raises(RayError, match="this Ray has no core, and a task of partition takes one; start it with some"):
-        partition(run, execute=RayPasses())
+WITHOUT_CORES = """
+import sys, ray
+from ddm_ray.data.partition.ray_data import RayPasses
+from ddm_ray.data.partition.stage import partition
+from ddm_ray.errors import RayError
+from ddm_ray.run.run import Run
+ray.init(num_cpus=0, log_to_driver=False)
+try:
+    partition(Run.open(sys.argv[1]), execute=RayPasses())
+except RayError as error:
+    print(f"\\n{error}")
+"""
+
+
+def test_a_ray_without_cores_is_told_in_one_line(run: Run) -> None:
+    driver = start(WITHOUT_CORES, run.url, **fresh_token())
+    output, errors = driver.communicate(timeout=300)
+    line = "this Ray has no core, and a task of partition takes one; start it with some, or add a node"
+    assert line in output.splitlines(), output + errors[-3000:]
     assert not contents(run)
 
 
