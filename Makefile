@@ -41,14 +41,8 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/storage_requests.py $(BENCH)
 
 soak: $(READY)
-	@$(BIN)/pytest tests/data/test_disk_faults.py tests/train/test_rank_faults.py -k "write or power" --every-call
-	@$(BIN)/pytest tests/data/test_bombs.py --every-call
-	@$(BIN)/pytest tests/islands --every-call
-	@$(BIN)/pytest tests/test_slurm.py --every-call
-	@$(BIN)/pytest tests/train/ray --in-bucket
-	@$(BIN)/pytest tests/jobs/test_hostile_island.py tests/jobs/test_claim_races.py --every-call
-	@$(BIN)/pytest tests/serve/http/test_any_request.py --every-call
-	@$(BIN)/pytest tests/study --every-call
+	@$(BIN)/pytest -n 2 -m chaos $(CHAOS)
+	@$(BIN)/pytest tests/train/ray --in-bucket -m "integration or chaos"
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/python benchmarks/storage_faults.py --each-put
 	@$(BIN)/python benchmarks/storage_cuts.py

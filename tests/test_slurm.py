@@ -1,4 +1,4 @@
-"""island.sbatch in a real Slurm: where Debian's slurm-wlm and munge are installed, as root, and by --every-call."""
+"""island.sbatch in a real Slurm: where Debian's slurm-wlm and munge are installed, as root."""
 
 import re
 from collections.abc import Iterator
@@ -11,13 +11,12 @@ from tests import slurm
 from tests.conftest import ddm, wait_for
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.chaos
 SBATCH = "cluster_configs/slurm/island.sbatch"
 
 
 @pytest.fixture(scope="module")
-def queue(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Queue]:
-    if not request.config.getoption("every_call"):
-        pytest.skip("asked for by --every-call: minutes")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Queue]:
     if not slurm.INSTALLED:
         pytest.skip("it needs root and Debian's packages slurm-wlm and munge")
     with slurm.queue(tmp_path_factory.mktemp("slurm")) as queue:

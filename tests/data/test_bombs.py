@@ -20,12 +20,6 @@ MADE = ("palette.png", "alpha.png", "tiles.tif", "deep.png", "grey16.png", "fewe
 """Bombs that are within the budgets after all."""
 
 
-@pytest.fixture
-def every(request: pytest.FixtureRequest) -> bool:
-    """True for all bombs among many images, which takes minutes; else a few among few."""
-    return bool(request.config.getoption("--every-call"))
-
-
 def taken(source: Path) -> dict[str, Any]:
     """Outcomes of a source's rows, and what a task took for them."""
     command = [sys.executable, "-m", "tests.data.bombs", str(source), str(CONFIG.image_size)]

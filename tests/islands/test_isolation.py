@@ -55,9 +55,8 @@ def test_what_passes_between_two_machines_is_counted() -> None:
         assert net.meter.between(["north", "south"])[Traffic("north", "south", IPV4)] == 14 + 20 + 8 + 100
 
 
-def test_a_run_by_three_islands_that_reach_storage_alone(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if not request.config.getoption("every_call"):
-        pytest.skip("asked for by --every-call: minutes")
+@pytest.mark.chaos
+def test_a_run_by_three_islands_that_reach_storage_alone(tmp_path: Path) -> None:
     url, alone = f"s3://{BUCKET}/three", str(tmp_path / "alone")
     with ExitStack() as stack:
         net = stack.enter_context(network(NAMES))

@@ -141,9 +141,8 @@ def served(run: Run) -> None:
 
 
 def test_whatever_an_island_writes(
-    site: Site, surveyed: list[Status], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    site: Site, surveyed: list[Status], every: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = request.config.getoption("--every-call")
     before = looked_on(site.run, surveyed, "status")
     uses_it = {each.artifact for each in surveyed if VICTIM in site.run.inputs(each.artifact)}
     slowest, at_first, meter = 0.0, _peak(), StoreMeter(monkeypatch)

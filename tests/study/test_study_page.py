@@ -10,11 +10,12 @@ import pytest
 from tests.conftest import ROOT
 from tests.pages import INTERVAL, NUMBER, Page, PageRun, check_text, quoted, write_anew
 
+pytestmark = pytest.mark.chaos
 SCIENCE = "study/science.md"
 
 
 @pytest.fixture(scope="module")
-def ran(every_call: None, tmp_path_factory: pytest.TempPathFactory) -> PageRun:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> PageRun:
     return PageRun.of(Page.read(SCIENCE), tmp_path_factory.mktemp("page"))
 
 

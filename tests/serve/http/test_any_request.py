@@ -1,6 +1,6 @@
 """Requests of any kind, generated: none is a fault of the server, and every refusal is OpenAI's error object. No Ray.
 
-Without --every-call a small draw of them.
+Without chaos a small draw of them.
 """
 
 import asyncio
@@ -222,8 +222,8 @@ def require_openais(answered: Answered) -> None:
     assert answered.status != 429 or int(answered.headers[b"retry-after"]) > 0
 
 
-def test_no_request_is_a_fault_of_the_server(served: Served, request: pytest.FixtureRequest) -> None:
-    count = MANY if request.config.getoption("--every-call") else FEW
+def test_no_request_is_a_fault_of_the_server(served: Served, every: bool) -> None:
+    count = MANY if every else FEW
     statuses, guard = Counter[int](), Guard(served.app)
 
     @settings(max_examples=count, suppress_health_check=list(HealthCheck))
