@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ddm_ray.config import DataConfig
 from ddm_ray.data.prepare import decoder
 from ddm_ray.data.sources import open_source

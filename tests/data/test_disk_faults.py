@@ -33,9 +33,7 @@ def test_a_fault_at_any_write_leaves_the_old_or_the_new(
 
 
 @pytest.mark.parametrize("writer", ["states", "prepare", pytest.param("partition", marks=pytest.mark.chaos)])
-def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(
-    tmp_path: Path, every: bool, writer: str
-) -> None:
+def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path, every: bool, writer: str) -> None:
     """No file has a name before its bytes are on the disk, and what is done stays, in new folders, too."""
     runs, scratch = tmp_path / "runs", tmp_path / "scratch"
     runs.mkdir()
