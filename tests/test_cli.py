@@ -21,6 +21,8 @@ from tests.random_run import make_data, make_run
 from tests.sampling import tiny_components
 from tests.test_sampling_settings import VALUES
 
+pytestmark = pytest.mark.integration
+
 
 def files(folder: Path) -> dict[Path, int]:
     """Every file below a folder, with its time of change, but what launches note of themselves."""

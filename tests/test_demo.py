@@ -20,6 +20,8 @@ from ddm_ray.sampling.run_models import load_trained
 from tests.conftest import BIN, heed_ctrl_c, wait_for
 from tests.train.background import Background
 
+pytestmark = pytest.mark.chaos
+
 VICTIM = expert(0)
 # So many steps of it that a process can be killed in the middle of them.
 LONGER = ("--set", "expert.train.steps=700", "--set", "router.train.steps=30")

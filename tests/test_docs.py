@@ -13,6 +13,8 @@ from tests.conftest import ROOT
 from tests.pages import Page, PageRun, check_text, same, write_anew
 from tests.readme import section
 
+pytestmark = pytest.mark.integration
+
 MIXTURE = "docs/mixture.md"
 
 

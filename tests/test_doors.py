@@ -20,6 +20,8 @@ from tests.random_run import make_data, make_run
 from tests.readme import section
 from tests.train.conftest import SHORT
 
+pytestmark = pytest.mark.integration
+
 STEPS = 60
 SETTINGS = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
 
@@ -57,6 +59,7 @@ def test_the_readmes_line_is_the_one_that_trained_an_expert_here() -> None:
     assert line == f"{SUBMIT} -- python jobs/train.py RUN expert 0"
 
 
+@pytest.mark.chaos
 def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path) -> None:
     run, picture = make_run(str(tmp_path / "run"), num_rows=200), tmp_path / "it.png"
     with ThreadPoolExecutor(2) as pool:
@@ -69,6 +72,7 @@ def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path)
     assert {row["model"] for row in metrics["models"]} == {"monolith", "once", "full", "top-1"}
 
 
+@pytest.mark.chaos
 def test_an_island_works_through_its_door(island: Island, tmp_path: Path) -> None:
     """On the cluster that it was submitted to, until what it is to train is finished."""
     run = make_data(str(tmp_path / "run"), settings=SHORT, num_rows=60)
@@ -91,6 +95,7 @@ def test_a_door_opens_on_the_verb_of_its_name(
     assert f"{door} [OPTIONS] RUN" in capsys.readouterr().out
 
 
+@pytest.mark.chaos
 def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
     with pytest.raises(AssertionError, match=r"error: RUN 'runs/x' is relative; a submitted job needs"):
         submit(island, "prepare", "runs/x")

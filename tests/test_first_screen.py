@@ -18,6 +18,8 @@ from ddm_ray.run.run import Run
 from tests.conftest import BIN, ROOT, answers, end, wait_for
 from tests.readme import commands_of
 
+pytestmark = pytest.mark.integration
+
 SHORT = (
     "expert.train.steps=4",
     "expert.train.warmup_steps=0",

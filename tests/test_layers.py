@@ -12,6 +12,8 @@ import pytest
 
 from ddm_ray.cli import main
 
+pytestmark = pytest.mark.contract
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks", "study")
 MOST_LINES = 350

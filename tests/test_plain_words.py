@@ -9,6 +9,8 @@ import pytest
 
 from tests.test_layers import modules
 
+pytestmark = pytest.mark.contract
+
 # "whose" of one message is a promise to clients.
 KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")

@@ -38,6 +38,8 @@ from tests.readme import commands_of
 from tests.sampling import tiny_components
 from tests.watch.hooks import hook_server
 
+pytestmark = pytest.mark.integration
+
 VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28}
 SIZES = ("data.image_size=8", "partition.num_fine=12", "expert.model.patch_size=4")
 CAPTIONS = ("a red cat", "the blue dog", "a moon on the moon")
@@ -102,6 +104,7 @@ def run_block(name: str, settings: tuple[str, ...], environment: dict[str, str] 
     return printed
 
 
+@pytest.mark.chaos
 def test_a_folder_of_class_folders(ray_cluster: str, here: Path, dino: tuple[str, ...]) -> None:
     generator = np.random.default_rng(0)
     for shade, name in zip((40, 120, 200), ("crow", "heron", "owl"), strict=True):
@@ -119,6 +122,7 @@ def test_a_folder_of_class_folders(ray_cluster: str, here: Path, dino: tuple[str
     assert (here / "runs/birds/partition/report/report.html").is_file()
 
 
+@pytest.mark.chaos
 def test_tars_and_a_run_in_a_bucket(island: Island, here: Path, dino: tuple[str, ...]) -> None:
     generator = np.random.default_rng(0)
     with s3_server(here / "s3.log"):
@@ -142,6 +146,7 @@ def test_tars_and_a_run_in_a_bucket(island: Island, here: Path, dino: tuple[str,
     assert not (here / "runs").exists()
 
 
+@pytest.mark.chaos
 def test_captions_and_latents_from_the_hub(island: Island, here: Path, dino: tuple[str, ...]) -> None:
     generator = np.random.default_rng(0)
     images = [{"bytes": photo(generator, 3 * index), "path": None} for index in range(60)]

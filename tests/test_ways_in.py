@@ -22,6 +22,8 @@ from tests.data.sources.test_sources import write_folder
 from tests.jobs.attempts import beat, finish
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.contract
+
 
 def ddm(*words: str) -> Result:
     return CliRunner().invoke(cli.main, list(words))

@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.contract
+
 READ_AT_RUN_TIME = ("recipes/*.yaml", "pictures/templates/*", "serve/http/page/*")
 
 

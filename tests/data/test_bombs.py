@@ -6,11 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddm_ray.config import DataConfig
 from ddm_ray.data.prepare import decoder
 from ddm_ray.data.sources import open_source
 from tests.conftest import ROOT
 from tests.data.bombs import FEW, MORE, good_images, write_parquet, write_tar
+
+pytestmark = pytest.mark.contract
 
 CONFIG = DataConfig(num_classes=4, channels=3, image_size=16)
 SMALL = {name: FEW[name] for name in ("alpha.png", "tiles.j2k", "scans.jpg")}

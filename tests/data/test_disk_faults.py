@@ -8,12 +8,16 @@ import pytest
 from tests.conftest import ROOT
 from tests.traced import DiskFault
 
+pytestmark = pytest.mark.contract
+
 # Of the calls that change the disk, each so many-th meets the fault, the first and the last always; all of them in
 # the tier chaos. A full disk stays full, so what it leaves differs little from one call to the next.
 STRIDES = {DiskFault.KILL: 2, DiskFault.FULL: 15}
 
 
-@pytest.mark.parametrize("fault", list(DiskFault), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [DiskFault.FULL, pytest.param(DiskFault.KILL, marks=pytest.mark.chaos)], ids=lambda fault: fault.name
+)
 @pytest.mark.parametrize("stage", ["prepare", "partition"])
 def test_a_fault_at_any_write_leaves_the_old_or_the_new(
     tmp_path: Path, every: bool, stage: str, fault: DiskFault

@@ -17,6 +17,8 @@ from tests.islands.network import ARP, IPV4, STORAGE, Machine, Traffic, network
 from tests.s3_wire import leading_through
 from tests.train.results import checksums_of
 
+pytestmark = pytest.mark.contract
+
 NAMES = ("north", "south", "west")
 # As services do it: a head that is lost, or was too slow to start for Ray, and what ends with 75, are started again.
 ISLAND = """

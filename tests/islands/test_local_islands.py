@@ -27,6 +27,8 @@ from tests.processes import command, family
 from tests.random_run import make_data
 from tests.readme import commands_of, section
 
+pytestmark = pytest.mark.chaos
+
 RUN = "/nowhere/run7"
 
 

@@ -19,6 +19,8 @@ from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.processes import family
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.integration
+
 SHORT = ("expert.train.steps=12", "expert.train.global_batch=12", "router.train.steps=12")
 FIRST, SECOND = Artifact("experts/000"), Artifact("experts/001")
 
@@ -41,6 +43,7 @@ def test_an_island_trains_all_that_is_left_model_by_model(island: Island, run: R
     assert "no island is at work" in call("islands", "list", run.url)[1]
 
 
+@pytest.mark.chaos
 def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path: Path) -> None:
     settings = ("expert.train.steps=1000000", "expert.train.global_batch=12")
     run, log = make_data(str(tmp_path / "run"), settings=settings), tmp_path / "log"

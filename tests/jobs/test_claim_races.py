@@ -17,6 +17,8 @@ from ddm_ray.store.store import Store
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Fault, Request, Wire, leading_through
 
+pytestmark = pytest.mark.contract
+
 HASTY = replace(LONG_RETRIES, first_pause=0.002, longest_pause=0.02)
 JOB, RIVALS = Artifact("experts/001"), 8
 FEW, MANY = 25, 1000

@@ -36,6 +36,8 @@ from tests.conftest import BIN
 from tests.jobs.hostile_island import CONTROLS, ISLAND, VICTIM, make_hostile_run, mutate
 from tests.store_meter import StoreMeter
 
+pytestmark = pytest.mark.contract
+
 FEW, MANY = 200, 10_000
 SECONDS, RSS_BYTES = 5.0, 300 * 2**20
 # What no text of others may hold once it is printed; the command's own colours are taken out before.

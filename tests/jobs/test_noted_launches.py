@@ -30,6 +30,8 @@ from ddm_ray.watch.events import Events
 from tests.conftest import ddm
 from tests.jobs.attempts import beat, fail
 
+pytestmark = pytest.mark.contract
+
 JOB = expert(0)
 AWAY = RayAway("no Ray to join at head:6379: refused", Give("address", "name another Ray"))
 

@@ -20,6 +20,8 @@ from ddm_ray.errors import RunError, StorageError
 from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store, is_local
 
+pytestmark = pytest.mark.contract
+
 NUM_RIVALS, NUM_ROUNDS = 8, 25
 
 # What a file name may hold: all but control characters. A trailing #1 marks the store's unfinished files, and obstore

@@ -20,6 +20,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.contract
+
 RENORMALISED = "top-2, not renormalised"
 """Of two experts this is no fault: it is `full`."""
 PLAN: dict[str, Any] = {

@@ -26,6 +26,8 @@ from tests.infos import commit_written, info_of
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
+pytestmark = pytest.mark.contract
+
 CPU = torch.device("cpu")
 
 

@@ -19,6 +19,8 @@ from tests.train.background import Background
 from tests.train.ranks import EXPERT
 from tests.train.results import apart, final_weights, touched
 
+pytestmark = pytest.mark.integration
+
 SHORT = ["expert.train.steps=30", "expert.train.global_batch=12"]
 HANG_SECONDS = 1.0
 # What a watchdog may be late by on a machine that others use too.

@@ -26,6 +26,8 @@ from tests.train.background import Background
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, difference, weights_of
 
+pytestmark = pytest.mark.integration
+
 EXPERT = Artifact("experts/001")
 STEPS = 12
 

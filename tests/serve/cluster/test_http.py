@@ -20,6 +20,8 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.run import Run
 from tests.serve.conftest import ROOT, Server, command_line, descendants, pixels
 
+pytestmark = pytest.mark.integration
+
 # Grey levels of 255. The server batches rows otherwise than the pipeline, which moves low bits of float32 and
 # with them the rounding of a pixel now and then: 0 was measured over all images here, 1 is allowed.
 TOLERANCE = 1

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.serve.http.generation import GenerationRequest
 from ddm_ray.serve.http.guard import Guard
 from tests.serve.http.test_http_app import GENERATIONS, Served, served
+
+pytestmark = pytest.mark.contract
 
 __all__ = ["served"]
 
