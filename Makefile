@@ -8,7 +8,7 @@ READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: env demo test types tests bench soak
+.PHONY: env demo test types tests chaos bench soak
 env: $(READY)
 
 $(READY): pyproject.toml study/pyproject.toml constraints.txt
@@ -34,14 +34,17 @@ types: $(READY)
 tests: $(READY)
 	@$(BIN)/pytest -n 3
 
+# SLICE=3/10 for a tenth of its files, BY=600 to begin no test after ten minutes.
+chaos: $(READY)
+	@$(BIN)/pytest -n 2 -m chaos $(if $(SLICE),--slice $(SLICE)) $(if $(BY),--seconds $(BY))
+
 bench: $(READY)
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)
 	@$(BIN)/python benchmarks/data.py $(BENCH)
 	@$(BIN)/python benchmarks/train.py $(BENCH)
 	@$(BIN)/python benchmarks/storage_requests.py $(BENCH)
 
-soak: $(READY)
-	@$(BIN)/pytest -n 2 -m chaos $(CHAOS)
+soak: $(READY) chaos
 	@$(BIN)/pytest tests/train/ray --in-bucket -m "integration or chaos"
 	@$(BIN)/python benchmarks/storage_faults.py
 	@$(BIN)/python benchmarks/storage_faults.py --each-put
