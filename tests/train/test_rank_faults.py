@@ -156,7 +156,9 @@ def test_two_at_once_end_with_one_result(worlds: Worlds) -> None:
     assert apart(worlds.run("quiet-1"), run, EXPERT) == 0
 
 
-@pytest.mark.parametrize("fault", list(DiskFault), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [DiskFault.KILL, pytest.param(DiskFault.FULL, marks=pytest.mark.chaos)], ids=lambda fault: fault.name
+)
 def test_a_fault_at_any_write_costs_time_alone(tmp_path: Path, fault: DiskFault, every: bool) -> None:
     cut = Background("cut_short", str(tmp_path), fault.name, "1000000" if every else str(NUM_CALLS))
     try:
