@@ -1,4 +1,4 @@
-"""study/science.md is a program that prints what it shows, and what others quote of it stands there.
+"""docs/study/science.md is a program that prints what it shows, and what others quote of it stands there.
 
 `python -m tests.study.test_study_page` runs it and writes its outputs and figures anew.
 """
@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.pages import INTERVAL, NUMBER, Page, PageRun, check_text, quoted, write_anew
 
-SCIENCE = "study/science.md"
+SCIENCE = "docs/study/science.md"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_what_others_quote_of_the_study_stands_on_its_page() -> None:
     shown = "".join(Page.read(SCIENCE).shown)
     printed = {float(number) for number in NUMBER.findall(shown)}
     sentences = re.split(r"(?<=[.:])\s", (ROOT / "README.md").read_text())
-    readme = [number for each in sentences if "](study/science.md" in each for number in quoted(each)]
+    readme = [number for each in sentences if "](docs/study/science.md" in each for number in quoted(each)]
     sections = re.split(r"^## ", (ROOT / "study/RESULTS.md").read_text(), flags=re.MULTILINE)
     studies = [each for each in sections if re.match(r"science.py [a-z-]+, cpu", each)]
     claims = [line.split("|")[2] for each in studies for line in each.splitlines() if line.startswith("| ")]
