@@ -52,27 +52,34 @@ def test_commands_formulas_and_types_are_on_their_pages(site: Path) -> None:
     assert 'id="ddm_ray.pipeline.DDMPipeline.from_run"' in (site / "reference/python/index.html").read_text()
 
 
-def test_a_link_to_a_file_of_the_repository_leads_there(site: Path) -> None:
-    repository = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["extra"]["repository"]
-    assert f'href="{repository}/blob/main/study/science.py"' in (site / "study/science/index.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("page", "warning"),
-    [
-        ("[a](other.md)", "'other.md' is not found"),
-        ("[a](#nothing)", "there is no such anchor"),
-        ("[a](../cluster_configs/nothing.yaml)", "index.md: no file cluster_configs/nothing.yaml"),
-        (r"$\nothing$", r"index.md: \nothing: "),
-        ("::: mkdocs-click\n    :module: ddm_ray.cli\n    :command: nothing", "nothing"),
-    ],
-)
-def test_what_is_broken_ends_the_build(page: str, warning: str, tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/index.md").write_text(f"# A page\n\n{page}\n")
+def one_page(text: str, folder: Path, **settings: object) -> subprocess.CompletedProcess[str]:
+    """A build of one page, with the settings and hooks of the site."""
+    (folder / "docs").mkdir()
+    (folder / "docs/index.md").write_text(text)
+    (folder / "LICENSE").write_text("free")
     hooks = [str(ROOT / hook) for hook in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["hooks"]]
     config = {"INHERIT": str(ROOT / "mkdocs.yml"), "docs_dir": "docs", "nav": [{"Home": "index.md"}], "hooks": hooks}
-    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config | {"plugins": [], "extra_css": []}))
-    (tmp_path / "cluster_configs").mkdir()
-    built = build(tmp_path / "mkdocs.yml", tmp_path / "site")
-    assert built.returncode != 0 and warning in built.stderr, built.stderr[-3000:]
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump(config | {"plugins": [], "extra_css": []} | settings))
+    return build(folder / "mkdocs.yml", folder / "site")
+
+
+def test_a_link_to_a_file_of_the_repository_leads_there(tmp_path: Path) -> None:
+    page = "# A page\n\n[free](../LICENSE) and `[code](../LICENSE)`\n"
+    built = one_page(page, tmp_path, extra={"repository": "https://example.org/ddm"})
+    assert built.returncode == 0, built.stderr
+    shown = (tmp_path / "site/index.html").read_text()
+    assert '<a href="https://example.org/ddm/blob/main/LICENSE">free</a>' in shown and "[code](../LICENSE)" in shown
+
+
+def test_without_an_address_the_file_is_named(site: Path) -> None:
+    text = " ".join((site / "study/science/index.html").read_text().split())
+    assert "<code>study/science.py</code> trains everything" in text
+    assert "(<code>tests/islands/test_isolation.py</code>)" in text
+
+
+def test_what_is_broken_ends_the_build(tmp_path: Path) -> None:
+    page = "# A page\n\n[a](other.md) [b](#nothing) [c](../nothing.yaml) $\\nothing$\n"
+    built = one_page(page, tmp_path)
+    assert built.returncode != 0
+    for warning in ("'other.md'", "'#nothing'", "index.md: no file nothing.yaml", r"index.md: \nothing: "):
+        assert warning in built.stderr, built.stderr[-3000:]
