@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import yaml
 
 from tests.conftest import ROOT
@@ -50,3 +51,14 @@ def test_files_that_pages_name_exist() -> None:
 
 def test_a_page_begins_with_its_title() -> None:
     assert [name for name, text in pages().items() if not re.match(r"(---\n.*?---\n\n)?# \S", text, re.DOTALL)] == []
+
+
+LINK = re.compile(r"\]\((?P<target>[^)#\s:]+)(?:#[^)\s]*)?\)")
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "cluster_configs/README.md", "study/README.md"]
+)
+def test_pages_outside_of_docs_link_to_files(page: str) -> None:
+    targets = LINK.findall((ROOT / page).read_text())
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
