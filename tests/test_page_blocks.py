@@ -27,8 +27,8 @@ from tests.pages import same
 from tests.random_run import make_run
 
 DEMO = "ddm demo --recipe tiny"
-IN_A_MINUTE = {"howto/serve.md", "start/photographs.md"}
-"""Pages that a test of each commit runs; the first on a run of networks that were never trained."""
+IN_A_MINUTE = {"howto/serve.md"}
+"""Pages that a test of each commit runs, on a run of networks that were never trained."""
 EXECUTED = [page for page in pages() if page not in PROGRAMS and any(block.executed for block in blocks_of(page))]
 
 
