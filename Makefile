@@ -1,6 +1,7 @@
 # make demo: see the whole thing work.  make test: lint, types, all tests.  make bench: measure the claims.
 # make soak: half an hour of faults, after those of disks at every write, of images, of islands, also of one that means
 # ill, and of an object store, and a newcomer's first week.
+# make docs: build the site of docs/ into build/site, without a network; a broken link ends it.
 # Each makes the environment it needs.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,7 @@ READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: env demo test types tests chaos bench soak
+.PHONY: env demo test types tests docs chaos bench soak
 env: $(READY)
 
 $(READY): pyproject.toml study/pyproject.toml constraints.txt
@@ -33,6 +34,10 @@ types: $(READY)
 
 tests: $(READY)
 	@$(BIN)/pytest -n 3
+
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
 
 # SLICE=3/10 for a tenth of its files, BY=600 to begin no test after ten minutes.
 chaos: $(READY)

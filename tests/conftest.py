@@ -31,7 +31,7 @@ LANES = {
     "nodes": ("train/ray/test_faults.py", "train/ray/test_room.py"),
     "island": (
         "test_doors.py",
-        "test_readme.py",
+        "test_page_commands.py",
         "test_first_screen.py",
         "test_appended_by_ray.py",
         "test_tokens.py",
@@ -48,6 +48,7 @@ LANES = {
     "private": (
         "islands/test_local_islands.py",
         "test_demo.py",
+        "test_page_blocks.py",
         "serve/cluster/test_http.py",
         "serve/cluster/test_http_faults.py",
         "serve/cluster/test_mixture_yaml.py",

@@ -16,8 +16,8 @@ from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT, SUBMIT, Island, submit
+from tests.page_blocks import commands_of
 from tests.random_run import make_data, make_run
-from tests.readme import section
 from tests.train.conftest import SHORT
 
 pytestmark = pytest.mark.integration
@@ -53,9 +53,9 @@ def test_stages_through_their_doors(island_run: Run) -> None:
     assert claim_fields["island"] == "north" and claim_fields["job"].startswith("raysubmit_")
 
 
-def test_the_readmes_line_is_the_one_that_trained_an_expert_here() -> None:
+def test_the_pages_line_is_the_one_that_trained_an_expert_here() -> None:
     """But for the island's address, which RAY_ADDRESS may say, and the file of islands."""
-    (line,) = re.findall(r"`(ray job submit [^`]+)`", section("A run of your own"))
+    (line,) = commands_of("howto/machines.md", "ray job submit --working-dir")
     assert line == f"{SUBMIT} -- python jobs/train.py RUN expert 0"
 
 

@@ -101,7 +101,7 @@ INDEX = click.argument("index", type=int, required=False)
 ISLANDS = click.option(
     "--islands",
     metavar="FILE",
-    help="YAML file that says where and how to run (see cluster_configs/README.md). Default: one worker on one CPU.",
+    help="YAML file that says where and how to run (docs/howto/machines.md). Default: one worker on one CPU.",
 )
 ISLAND = click.option("--island", metavar="NAME", help="Name of this island in that file.")
 ISLANDS_WITH_JOBS = click.option(

@@ -220,8 +220,8 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     cls=FieldsCommand, model="ddm_ray.serve.cluster.args:ServeArgs", but=("run", "device", "local"), with_defaults=True
 )
 @RUN
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 @DEVICE
 @click.option(
     "--insecure",

@@ -1,7 +1,7 @@
-"""The README's commands on images of one's own and on watching, run as they stand.
+"""Commands of pages that need a GPU, a bucket or a hub, run on stand-ins for these.
 
-Images are real, networks real with random weights. Only `ddm init` gets settings more, networks and sizes that two
-cores without a network can do; and ports are others, which are free.
+Images are real, networks real with random weights. `ddm init` gets settings more, networks and sizes that two cores
+without a network can do; what stands for a GPU, a disk or the reader's own names is replaced; ports are others.
 """
 
 import io
@@ -24,6 +24,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from ddm_ray.cli import main
+from ddm_ray.config import recipe_text
 from ddm_ray.data.images import png
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, owner_rows, shard
@@ -33,8 +34,8 @@ from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.data.hub import hub_server
 from tests.data.s3 import s3, s3_server
 from tests.jobs.attempts import beat, fail, finish
+from tests.page_blocks import commands_of, words_of
 from tests.random_run import make_data
-from tests.readme import commands_of
 from tests.sampling import tiny_components
 from tests.watch.hooks import hook_server
 
@@ -43,13 +44,6 @@ pytestmark = pytest.mark.integration
 VIT = {"embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 28}
 SIZES = ("data.image_size=8", "partition.num_fine=12", "expert.model.patch_size=4")
 CAPTIONS = ("a red cat", "the blue dog", "a moon on the moon")
-
-
-def blocks() -> dict[str, list[str]]:
-    """The commands on images of one's own, by the run that they make."""
-    return {
-        shlex.split(commands[0])[2].rpartition("/")[2]: commands for commands in commands_of("Other sources of images")
-    }
 
 
 def photo(generator: np.random.Generator, shade: int) -> bytes:
@@ -80,16 +74,24 @@ def dino(here: Path) -> tuple[str, ...]:
     return ("embedder.model=vit_small_patch14_dinov2", checkpoint, f"embedder.model_args={{{arguments}}}")
 
 
-def run_block(name: str, settings: tuple[str, ...], environment: dict[str, str] | None = None) -> list[str]:
-    """Run a block's commands; what each of them printed.
+def run_block(
+    page: str,
+    begin: str,
+    settings: tuple[str, ...],
+    environment: dict[str, str] | None = None,
+    instead: dict[str, str] | None = None,
+    verbs: tuple[str, ...] = ("init", "prepare", "partition"),
+) -> list[str]:
+    """Run these verbs of the block that begins so; what each of them printed.
 
     With an environment in processes of their own, that and Ray's workers with it, on the Ray at RAY_ADDRESS.
     """
     printed = []
-    for command in blocks()[name]:
-        verb, *arguments = shlex.split(command)
-        if verb != "ddm":
-            subprocess.run(command, shell=True, check=True)
+    for command in commands_of(page, begin):
+        for written, replacement in (instead or {}).items():
+            command = command.replace(written, replacement)
+        verb, *arguments = words_of(command)
+        if verb != "ddm" or arguments[0] not in verbs:
             continue
         if arguments[0] == "init":
             arguments += [part for setting in settings for part in ("--set", setting)]
@@ -112,7 +114,7 @@ def test_a_folder_of_class_folders(ray_cluster: str, here: Path, dino: tuple[str
         for index in range(30):
             (here / f"photos/birds/{name}/{index:02d}.jpg").write_bytes(photo(generator, shade))
     (here / "photos/birds/owl/29.jpg").write_bytes(b"no owl")
-    _, prepared, parted = run_block("birds", (*SIZES, *dino))
+    _, prepared, parted = run_block("howto/images.md", "ddm init runs/birds", (*SIZES, *dino))
     assert "rejected" in prepared and "_rejected" in prepared
     run = Run.open("runs/birds")
     assert run.require(ROWS).info["rows"] == 89
@@ -138,7 +140,8 @@ def test_tars_and_a_run_in_a_bucket(island: Island, here: Path, dino: tuple[str,
             with s3().open_output_stream(f"lab/faces/train-{number:03d}.tar") as sink:
                 sink.write(buffer.getvalue())
         aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        run_block("faces", (*SIZES, *dino), island.environment(aws))
+        here_for = {" --gpu": "", " --scratch /mnt/nvme": "", "{000..127}": "{000..002}"}
+        run_block("howto/buckets.md", "export AWS_ACCESS_KEY_ID", (*SIZES, *dino), island.environment(aws), here_for)
         run = Run.open("s3://lab/runs/faces")
         assert run.require(ROWS).info["rows"] == 90
         assert sum(run.require(shard(cluster)).info["rows"] for cluster in range(8)) == 90
@@ -162,21 +165,26 @@ def test_captions_and_latents_from_the_hub(island: Island, here: Path, dino: tup
         "data.heldout=0.1",
     )
     with hub_server({"lab/captions": {"data/train-00000-of-00001.parquet": buffer.getvalue()}}) as url:
-        run_block("captions", (*SIZES, *dino, *networks), island.environment({"HF_ENDPOINT": url}))
+        here_for = {" --gpu": "", "OWNER/NAME": "lab/captions"}
+        environment = island.environment({"HF_ENDPOINT": url})
+        run_block("howto/captions.md", "ddm init runs/captions", (*SIZES, *dino, *networks), environment, here_for)
     run = Run.open("runs/captions")
     assert run.require(ROWS).info["rows"] == 60
     assert run.require(PARTITION).info["counts_CK"] == []
-    for cluster in range(8):
+    for cluster in range(4):
         assert "null_text.safetensors" in run.require(shard(cluster)).files
 
 
 def test_owners_that_pool_nothing(ray_cluster: str, here: Path) -> None:
     for shade, name in ((60, "north"), (180, "south")):
-        (here / "hospitals" / name).mkdir(parents=True)
+        (here / f"images-{name}").mkdir()
         for index in range(20):
             pixels = np.random.default_rng([shade, index]).integers(0, shade, (12, 12, 3), np.uint8)
-            (here / f"hospitals/{name}/{index:02d}.png").write_bytes(png(pixels))
-    run_block("north", ("data.image_size=8", "expert.model.patch_size=4"))
+            (here / f"images-{name}/{index:02d}.png").write_bytes(png(pixels))
+    agreed = ("data.class_names=null", "data.source=/images", "data.num_classes=1", "partition.method=given")
+    (here / "agreed.yaml").write_text(recipe_text("tiny"))
+    for begin in ("ddm init north", "ddm init south", "ddm copy north centre", "ddm partition centre"):
+        run_block("howto/owners.md", begin, agreed, verbs=("init", "prepare", "partition", "copy"))
     centre = Run.open("centre")
     assert {path.suffix for path in (here / "centre").rglob("*") if path.is_file()} == {".json", ".html"}
     for cluster, name in enumerate(("north", "south")):
@@ -192,12 +200,13 @@ def test_watching(here: Path) -> None:
     run = make_data("runs/mine", num_rows=60)
     attempt = claim(run.store, "experts/000")
     beat(attempt, 1, 75)
-    (status, watch), (curl,) = commands_of("Watching")
+    (watch,) = commands_of("howto/watch.md", "ddm watch runs/mine --prometheus")
+    (curl,) = commands_of("howto/watch.md", "curl")
     with socket.socket() as probe, hook_server() as hook:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
         probe.close()
-        shown = CliRunner().invoke(main, shlex.split(status)[1:])
+        shown = CliRunner().invoke(main, ["status", run.url])
         assert shown.exit_code == 0
         line = r"^  experts/000 +begun +25%  silent for \d+ s, step 75/300, loss 0.1235, "  # nobody beats
         assert re.search(line, shown.output, re.MULTILINE)
@@ -221,14 +230,10 @@ def test_watching(here: Path) -> None:
             finally:
                 watching.kill()
     assert sorted(hook.events[1:]) == sorted((artifact, "finished") for artifact in (*run.experts, ROUTER))
-    listed = (ROOT / "README.md").read_text().partition("The gauges are ")[2].partition(", labelled")[0]
-    assert set(re.findall(r"`(\w+)`", listed)) == GAUGES.keys()
+    listed = (ROOT / "docs/reference/events.md").read_text().partition("\n## Gauges\n")[2].partition("```")[0]
+    assert set(re.findall(r"^\| `(ddm_\w+)` \|", listed, re.MULTILINE)) == GAUGES.keys()
 
 
 def answer(command: str) -> str:
     """What a command of a shell prints."""
     return subprocess.run(command, shell=True, capture_output=True, text=True, check=False).stdout
-
-
-def test_every_block_has_its_test() -> None:
-    assert blocks().keys() == {"birds", "faces", "captions", "north"}
