@@ -22,14 +22,14 @@ MAX_LINES = {
     "islands": 1960,
     "jobs": 2520,
     "models": 2440,
-    "pictures": 360,
+    "pictures": 410,
     "run": 1870,
     "sampling": 4650,
     "serve": 5060,
     "store": 980,
     "top": 1760,
     "train": 5310,
-    "watch": 520,
+    "watch": 600,
 }
 
 
