@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -235,6 +235,16 @@ def progress(title: str, name: str, note: str = "starting") -> Iterator[Callable
         view.show(name, 0.0, note)
         yield partial(view.stage, name)
         view.stage(name, 1.0)
+
+
+@contextmanager
+def waiting(note: str) -> Iterator[None]:
+    """Show a note on a terminal while a command works for some seconds. It disappears, and a log doesn't get it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(note) if console.is_terminal else nullcontext():
+        yield
 
 
 def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
