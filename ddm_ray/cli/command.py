@@ -263,6 +263,4 @@ def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], me
     elif mends:
         stage(run, None)
     say(f"{artifact}: {describe(status(run, artifact), phrase)}")
-    if artifact.trains:
-        say_extensions(run)
     return run

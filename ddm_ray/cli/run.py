@@ -80,7 +80,8 @@ def _look(config: Any) -> None:
         return
     from ddm_ray.data.sources.look import look
 
-    seen = look(config)
+    with waiting("looking at the images"):
+        seen = look(config)
     for line in seen.lines:
         say(line)
     for warning in seen.warnings:
@@ -120,6 +121,7 @@ def status(run_url: str, in_full: bool, as_json: bool) -> None:
     """
     from ddm_ray.jobs.launches import last_loss
     from ddm_ray.jobs.observer import survey_once
+    from ddm_ray.jobs.status import newest_picture
     from ddm_ray.jobs.versions import differences
     from ddm_ray.run.run import Run
 
@@ -130,6 +132,8 @@ def status(run_url: str, in_full: bool, as_json: bool) -> None:
     with waiting("looking for signs of life"):
         statuses = survey_once(run)
     (_show_all if in_full else _show_short)(run, statuses)
+    if painted := newest_picture(statuses):
+        say(f"newest picture: {painted}")
     say_extensions(run)
     for each in statuses:
         if each.state == "begun" and each.job and each.job.files and (why := last_loss(run.store, each.job.files)):
@@ -263,7 +267,9 @@ def watch(
     if once:
         if prometheus is not None:
             raise ConfigError("--once looks once: leave out --prometheus")
-        for each in survey_once(run):
+        with waiting("looking for signs of life"):
+            statuses = survey_once(run)
+        for each in statuses:
             say(line(each, phrase))
         say_extensions(run)
         return

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -41,10 +41,12 @@ class LiveView:
         self._took: dict[str, float] = {}
         self._estimates: dict[str, TimeLeft] = {}
         self._known_left: dict[str, float | None] = {}
+        self._pictures: dict[str, tuple[int, str]] = {}
+        self._newest_picture = ""
         self._logged: dict[str, tuple[float, bool, str]] = {}
         self._live = Live(
             console=self._console,
-            get_renderable=self._table,
+            get_renderable=self._renderable,
             refresh_per_second=4,
             redirect_stdout=sys.stdout.isatty(),  # what a command prints into a file isn't for the terminal
         )
@@ -96,6 +98,16 @@ class LiveView:
             note = describe(observed, self._phrase, with_time_left=not self._console.is_terminal)
             self._known_left[observed.artifact] = observed.seconds_left
             self.show(observed.artifact, observed.fraction, note, alarm)
+            if observed.picture and observed.picture > self._pictures.get(observed.artifact, (0, "")):
+                self._pictures[observed.artifact] = observed.picture
+                self._newest_picture = f"newest picture: {observed.picture_in_words}"
+                if not self._console.is_terminal:
+                    self._console.print(self._newest_picture, highlight=False, markup=False, soft_wrap=True)
+
+    def _renderable(self) -> Group:
+        # Folded, since half a path is of no use.
+        newest = [Text(self._newest_picture, "dim", overflow="fold")] if self._newest_picture else []
+        return Group(self._table(), *newest)
 
     def _table(self) -> Table:
         table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)

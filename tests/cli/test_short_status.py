@@ -100,7 +100,26 @@ def test_the_rows_and_shards_of_owners_share_lines(tmp_path: Path) -> None:
     assert "0 of 16 finished" in lines[0] and sum(line.startswith("expert ") for line in lines) == 16
 
 
-def test_the_command_prints_it_and_the_whole_on_request(run: Run) -> None:
+def test_the_newest_picture_is_named(tmp_path: Path) -> None:
+    run = make_data(str(tmp_path / "run"), num_rows=60)
+    assert "newest picture" not in CliRunner().invoke(main, ["status", run.url]).output
+    finish(run, MONOLITH)
+    run.store.write(f"{MONOLITH}/attempts/0001/weights/step-000000300/grid.png", b"png")
+    last = (
+        f"newest picture: {run.url}/monolith/attempts/0001/weights/step-000000300/grid.png, of monolith after 300 steps"
+    )
+    assert last in CliRunner().invoke(main, ["status", run.url]).stdout.splitlines()
+    attempt = claim(run.store, expert(0))
+    fail(attempt, "lost")
+    for step in (80, 150):
+        run.store.write(attempt.picture_key(step), b"png")
+    newer = f"newest picture: {run.url}/{attempt.picture_key(150)}, of experts/000 after 150 steps"
+    assert newer in CliRunner().invoke(main, ["status", run.url]).stdout.splitlines(), "of what isn't finished"
+    assert newer in CliRunner().invoke(main, ["status", run.url, "--long"]).stdout.splitlines()
+
+
+def test_the_command_prints_it_and_the_whole_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddm_ray.jobs.observer.survey_once", survey)  # which doesn't wait for signs of life
     short = CliRunner().invoke(main, ["status", run.url])
     assert short.exit_code == 0, short.output
     head, where, *lines = short.stdout.splitlines()

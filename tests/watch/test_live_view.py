@@ -131,6 +131,26 @@ def test_a_log_has_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ]
 
 
+def test_the_newest_picture_is_named_once_in_a_log_and_below_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_data(f"{tmp_path}/run", num_rows=60)
+    attempt = claim(run.store, "experts/000")
+    beat(attempt, 1, 75)
+    view = LiveView("title", [], clock=False)
+    for step in (30, 30, 60):
+        run.store.write(attempt.picture_key(step), b"png")
+        view.show_statuses(survey(run))
+    named = [line for line in capsys.readouterr().err.splitlines() if line.startswith("newest picture: ")]
+    words = [f"{run.url}/{attempt.picture_key(step)}, of experts/000 after {step} steps" for step in (30, 60)]
+    assert named == [f"newest picture: {each}" for each in words]
+    console = Console(file=io.StringIO(), width=40, force_terminal=True)
+    with console.capture() as capture:
+        console.print(view._renderable())
+    shown = [plain(line) for line in capture.get().splitlines()]
+    assert words[1] in "".join(line.rstrip("\n") for line in shown) and max(map(len, shown)) <= 40
+
+
 def test_a_log_shows_notes_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveView("title", ["router"]) as view:
         view.show("router", 0.25, "stopped: [Errno 28] no space in [/tmp]")
