@@ -46,7 +46,7 @@ def expected(args: ServeArgs, version: Version) -> int:
     router = int(version.router is not None)
     experts = sum(1 for _ in version) - router
     if args.placement == "per-expert":
-        networks = experts * (1 + router) + args.replicas * router
+        networks = experts + (len(version.experts) + args.replicas) * router
     else:
         networks = args.replicas * (experts + router)
     return num_calls(networks + (args.dense is not None), Computing(max_rows=args.max_rows, compile=args.compile))
@@ -70,6 +70,7 @@ def shown(on_progress: OnProgress, ready: ReadyCount, total: int, compiles: bool
     thread.start()
     try:
         yield
+        look()
     finally:
         ended.set()
         thread.join()
