@@ -19,7 +19,7 @@ BAR, LEAST_FACTS, WORD = 12, 12, 10
 HIDDEN = ("centroids", "report", "reference")
 """Kinds that have a line only if something is wrong: they belong to the partition, or to an evaluation."""
 SHARED = {"rows": "rows", "shard": "shards", "replay": "replays"}
-"""Kinds whose artifacts share a line, if there are several, and the name of that line."""
+"""Kinds with a line for all of their artifacts if there are several, and its name."""
 ALARMS = ("failed", "damaged", "stopped")
 
 
@@ -78,7 +78,7 @@ def table(statuses: Sequence[Status], width: int) -> Iterator[tuple[Line, str]]:
 
 
 def notes(statuses: Sequence[Status], width: int | None) -> Iterator[str]:
-    """What needs attention, in full: failures with their remedies, jobs that may be dead, states that can't be saved.
+    """Lines on what needs attention, in full: failures with their remedies, silent jobs, states that can't be saved.
 
     Lines are wrapped to `width`, if any. Each part of a sentence has lines of its own, so that a remedy can be copied.
     """

@@ -79,7 +79,7 @@ class Status:
 
     @property
     def picture_in_words(self) -> str:
-        """Where the newest picture lies, and of which step it is; empty if there is none."""
+        """Place and step of the newest picture; empty if there is none."""
         if self.picture is None:
             return ""
         step, key = self.picture

@@ -103,10 +103,10 @@ class Pictures:
     Pictures take a SHARE of the attempt's time at most, as far as that can be told before.
     """
 
-    def __init__(self, membership: Membership, engine: "Engine", painter: Painter, wanted: bool, first: int):
-        """`wanted`: the placement's choice. `first`: the step that the attempt continues from."""
+    def __init__(self, membership: Membership, engine: "Engine", painter: Painter, on: bool, first: int):
+        """`on`: the placement's choice. `first`: the step that the attempt continues from."""
         self._attempt, self._job, self._buffers = membership.attempt, membership.job, engine.buffers
-        self._painter, self._wanted, self._first = painter, wanted and painter.paints, first
+        self._painter, self._on, self._first = painter, on and painter.paints, first
         self._passed = marks(first, membership.job.train.steps)
         self._began, self._spent, self._last = time.monotonic(), 0.0, 0.0
         self._rows = membership.job.batch / dist.get_world_size()  # of a step, in this process
@@ -119,17 +119,17 @@ class Pictures:
     def after_state(self, step: int) -> None:
         """Paint the committed state of this step, if a picture is due and its time allows. Never raises."""
         due = marks(step, self._job.train.steps)
-        if not self._wanted or due <= self._passed or self._closed.is_set():
+        if not self._on or due <= self._passed or self._closed.is_set():
             return
         began = time.monotonic()
         try:
             if not self._affordable(step):
                 return
             # After a failure no more: one warning is enough.
-            self._wanted = self._paint(step)
+            self._on = self._paint(step)
         except Exception as error:  # any error: training goes on without pictures
             _warn(self._attempt.picture_key(step), error)
-            self._wanted = False
+            self._on = False
         self._passed, self._last = due, time.monotonic() - began
         self._spent += self._last
 

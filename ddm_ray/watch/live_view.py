@@ -105,12 +105,12 @@ class LiveView:
                     self._console.print(self._newest_picture, highlight=False, markup=False, soft_wrap=True)
 
     def _renderable(self) -> Group:
-        # Folded, since half a path is of no use.
+        # Paths are folded, since half of one is of no use. A table's own title would be folded to the table's width.
         newest = [Text(self._newest_picture, "dim", overflow="fold")] if self._newest_picture else []
-        return Group(self._table(), *newest)
+        return Group(Text(self._title, "italic", overflow="fold"), self._table(), *newest)
 
     def _table(self) -> Table:
-        table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         now, columns, rows = time.monotonic(), self._console.width, self._rows.copy()
         left = {name: self._left(name, now) for name in rows}
         shows_left = any(left.values())

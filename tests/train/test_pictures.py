@@ -61,13 +61,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def of(clock: Clock, seconds: float, steps: int, first: int = 0, wanted: bool = True) -> tuple[Pictures, Painter]:
+def of(clock: Clock, seconds: float, steps: int, first: int = 0, on: bool = True) -> tuple[Pictures, Painter]:
     """Pictures of an attempt at a job of so many steps of 64 rows on two ranks, which takes a second a step."""
     attempt = SimpleNamespace(store=None, state_prefix=str, picture_key=str)
     job = SimpleNamespace(train=SimpleNamespace(steps=steps), batch=64, spec={})
     painter, membership = Painter(clock, seconds), SimpleNamespace(attempt=attempt, job=job)
     engine: Any = SimpleNamespace(buffers={})
-    return Pictures(membership, engine, painter, wanted, first), painter  # type: ignore[arg-type]
+    return Pictures(membership, engine, painter, on, first), painter  # type: ignore[arg-type]
 
 
 def train(clock: Clock, painted: Pictures, first: int, steps: int) -> None:
@@ -109,7 +109,7 @@ def test_the_next_attempt_paints_what_is_due_from_there(clock: Clock) -> None:
 
 
 def test_none_is_painted_unwanted_without_room_or_while_training_waits(clock: Clock) -> None:
-    painted, painter = of(clock, 0.01, 10_000, wanted=False)
+    painted, painter = of(clock, 0.01, 10_000, on=False)
     train(clock, painted, 0, 10_000)
     assert not painter.painted
     painted, painter = of(clock, 0.01, 10_000)

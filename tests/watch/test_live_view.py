@@ -21,7 +21,7 @@ def drawn(view: LiveView, width: int) -> list[str]:
     """The table's lines in a terminal so many columns wide."""
     console = Console(file=io.StringIO(), width=width, color_system="truecolor", force_terminal=True)
     with console.capture() as capture:
-        console.print(view._table())
+        console.print(view._renderable())
     return capture.get().splitlines()
 
 
