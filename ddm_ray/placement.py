@@ -106,6 +106,11 @@ class TrainPlacement(StrictModel):
     keep_milestones: PositiveInt | None = Field(
         default=None, description="newest of those kept, also if an evaluation measures older ones; none: all of them"
     )
+    pictures: bool = Field(
+        default=True,
+        description="paint what the model samples as training goes on, beside some saved states, for 1 % of the time at"
+        " most; false: only with published weights. Changes nothing of what is trained",
+    )
     heldout_rows: NonNegativeInt = Field(
         default=256,
         description="held-out rows of which the loss by the EMA weights is measured as training goes on, for 6 % of its"

@@ -182,7 +182,7 @@ def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:
     run.store.write("partition/_MANIFEST.json", b"{")
     part = min((Path(run.url) / "rows").glob("part-*.parquet"))
     part.write_bytes(b"cut")
-    done = CliRunner().invoke(cli.main, ["status", run.url])
+    done = CliRunner().invoke(cli.main, ["status", run.url, "--long"])
     assert done.exit_code == 0
     assert re.search(r"partition +damaged .*_MANIFEST.json: not whole", done.output)
     assert re.search(

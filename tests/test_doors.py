@@ -102,7 +102,7 @@ def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
 
 
 def test_status_reads_storage_alone(island_run: Run) -> None:
-    shown = CliRunner().invoke(main, ["status", island_run.url])
+    shown = CliRunner().invoke(main, ["status", island_run.url, "--long"])
     assert shown.exit_code == 0
     assert f"experts/000      finished  100%  {STEPS} steps, loss" in shown.output
     assert re.search(r"experts/001 +waiting +0%", shown.output)

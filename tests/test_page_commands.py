@@ -208,7 +208,7 @@ def test_watching(here: Path) -> None:
         probe.close()
         shown = CliRunner().invoke(main, ["status", run.url])
         assert shown.exit_code == 0
-        line = r"^  experts/000 +begun +25%  silent for \d+ s, step 75/300, loss 0.1235, "  # nobody beats
+        line = r"^expert 0: silent for \d+ s, step 75/300, loss 0.1235, "  # there is no heartbeat
         assert re.search(line, shown.output, re.MULTILINE)
         watch, scrape = (command.replace("9400", port) for command in (watch, curl))
         assert "http://localhost:9300/alarms" in watch and scrape != curl

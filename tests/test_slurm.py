@@ -49,7 +49,7 @@ def test_a_job_trains_all_of_a_run(queue: slurm.Queue, tmp_path: Path) -> None:
     queue.wait_for_state(number, "COMPLETED", 300)
     for model in ("expert 0", "expert 1", "router"):
         assert f"{model.replace('expert ', 'experts/00')} " in queue.printed(number)
-    status = ddm("status", str(tmp_path / "run")).stdout
+    status = ddm("status", str(tmp_path / "run"), "--long").stdout
     assert len(re.findall(r"^  (?:experts/00[01]|router) +finished", status, re.MULTILINE)) == 3, status
     assert not (queue.folder / f".ddm/slurm-{number}").exists()
 

@@ -4,8 +4,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -226,27 +226,41 @@ def ray_with_scratch(
     return session
 
 
+@contextmanager
+def progress(title: str, name: str, note: str = "starting") -> Iterator[Callable[[float, str], None]]:
+    """Show a live view of one row while a command works, and yield the function that sets its share and note."""
+    from ddm_ray.watch.live_view import LiveView
+
+    with LiveView(title, [name], phrase=phrase) as view:
+        view.show(name, 0.0, note)
+        yield partial(view.stage, name)
+        view.stage(name, 1.0)
+
+
+@contextmanager
+def waiting(note: str) -> Iterator[None]:
+    """Show a note on a terminal while a command works for some seconds. It disappears, and a log doesn't get it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(note) if console.is_terminal else nullcontext():
+        yield
+
+
 def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
     """Run `stage(run, report)` with a live view unless the artifact is finished, and print its description.
 
     `mends`: the stage also runs for a finished artifact, to make missing files again.
     """
-    from functools import partial
-
     from ddm_ray.jobs.describe import describe
     from ddm_ray.jobs.status import status
     from ddm_ray.run.run import Run
-    from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
     if not run.finished(artifact):
-        with LiveView(run.url, [artifact], phrase=phrase) as view:
-            view.show(artifact, 0.0, "starting")
-            stage(run, partial(view.stage, artifact))
-            view.stage(artifact, 1.0)
+        with progress(run.url, artifact) as report:
+            stage(run, report)
     elif mends:
         stage(run, None)
     say(f"{artifact}: {describe(status(run, artifact), phrase)}")
-    if artifact.trains:
-        say_extensions(run)
     return run

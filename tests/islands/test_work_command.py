@@ -84,7 +84,7 @@ def test_requests_are_made_and_taken_back_by_words(run: Run) -> None:
     assert refused.returncode == 1
     assert "experts/000 is stopped, its rows are looked at; take that back with: ddm islands resume" in refused.stderr
     stopped = "stopped     0%  experts/000 is stopped; take that back with: ddm islands resume"
-    assert f"{stopped} {run.url} expert 0" in call("status", run.url)[1]
+    assert f"{stopped} {run.url} expert 0" in call("status", run.url, "--long")[1]
     assert call("islands", "resume", run.url, "expert", "0") == (0, "experts/000 may be trained again\n")
     assert "there is no request to stop" in call("islands", "resume", run.url, "expert", "0")[1]
     for words, error in (

@@ -1,11 +1,13 @@
 """A run as a Serve application: the only place that names and sizes deployments."""
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
+from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import RunError, ServeError
 from ddm_ray.ray_session import cluster_gpus
 from ddm_ray.run.graph import PARTITION
@@ -36,17 +38,17 @@ PART: dict[str, Any] = {
 }
 
 
-def build_app(args: ServeArgs) -> Application:
+def build_app(args: ServeArgs, on_ready: Callable[[str], object] | None = None) -> Application:
     """The ingress `api`, and if placed per expert `expert-000` ..., one replica each unless a config file says more.
 
     On a cuda device the parts share one GPU unless `ray_actor_options` in the config file say otherwise. Raises
     ServeError for a run without weights, RunError if there is no run, ConfigError for tokens or pins that can't be
-    read.
+    read. `on_ready`, which can be pickled: see `Computing`.
     """
     run, args = _servable(args)[0], on_its_device(args)
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute, local=args.local)
     resident = args.resident if args.placement == "multiplexed" else None
-    shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
+    shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident, on_ready), args.pin_file)
     own = (run.url, *shared, args.refresh_s, args.authenticator(), limits)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     known = row_networks(run)
@@ -94,7 +96,9 @@ def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
     return run, [Versions(run, args.pin_file, dense).newest() for dense in served]
 
 
-def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:
+def require_servable(
+    args: ServeArgs, port: int, host: str = "127.0.0.1", on_progress: OnProgress = no_progress
+) -> Version:
     """Return the mixture's weights that would be served now; needs no Ray.
 
     Reads every byte of finished weights: Serve would start a replica that finds them altered again and again. Raises
@@ -102,7 +106,9 @@ def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Ver
     that can't be met, and CorruptArtifact.
     """
     run, versions = _servable(args)
-    for weights in chain(*versions):
+    every = list(chain(*versions))
+    for number, weights in enumerate(every):
+        on_progress(number / len(every), f"checking {weights.artifact}")
         if weights.final:
             manifest = run.require(weights.artifact)
             for name in manifest.files:
