@@ -48,6 +48,7 @@ LANES = {
     "private": (
         "islands/test_local_islands.py",
         "test_demo.py",
+        "test_notebook.py",
         "serve/cluster/test_http.py",
         "serve/cluster/test_http_faults.py",
         "serve/cluster/test_mixture_yaml.py",
