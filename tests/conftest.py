@@ -49,6 +49,7 @@ LANES = {
         "islands/test_local_islands.py",
         "test_demo.py",
         "test_page_blocks.py",
+        "test_notebook.py",
         "serve/cluster/test_http.py",
         "serve/cluster/test_http_faults.py",
         "serve/cluster/test_mixture_yaml.py",

@@ -15,7 +15,7 @@ from ddm_ray.cli import main
 pytestmark = pytest.mark.contract
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks", "study")
+FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks", "study", "examples")
 MOST_LINES = 350
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 # Words that say how a value came about, not what it is.
