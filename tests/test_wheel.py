@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.contract
 
-READ_AT_RUN_TIME = ("recipes/*.yaml", "pictures/templates/*", "serve/http/page/*")
+READ_AT_RUN_TIME = ("py.typed", "recipes/*.yaml", "pictures/templates/*", "serve/http/page/*")
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """The `ddm` command, and what its verbs share: RUN, one-line errors, the live view of a stage."""
 
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.st
 
 STDERR = 2
 """The descriptor to which libraries write."""
+MAIN_LIBRARIES = ("torch", "numpy", "ray", "deepspeed", "timm", "transformers", "diffusers", "pyarrow", "obstore")
+"""Packages on which results and faults depend most, as `--version` lists them."""
 
 
 class OneLineErrors(click.Group):
@@ -137,8 +141,27 @@ def with_extras(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
     return decorate
 
 
+def _print_versions(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    """Print our version and those of Python and MAIN_LIBRARIES as installed. Imports none of them."""
+    if not asked or ctx.resilient_parsing:
+        return
+    lines = [f"ddm, version {__version__}", f"python {platform.python_version()}"]
+    for library in MAIN_LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            lines.append(f"{library} {metadata.version(library)}")
+    click.echo("\n".join(lines))
+    ctx.exit()
+
+
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ddm")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_versions,
+    help="Show the versions of ddm and of its main libraries, and exit.",
+)
 def main() -> None:
     """Train one diffusion model on computers that never talk to each other, and serve it.
 
