@@ -32,7 +32,7 @@ LANES = {
     "island": (
         "test_doors.py",
         "test_page_commands.py",
-        "test_first_screen.py",
+        "test_readme.py",
         "test_appended_by_ray.py",
         "test_tokens.py",
         "test_forked.py",

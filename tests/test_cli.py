@@ -16,7 +16,7 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.arguments import listed
-from tests.conftest import BIN, ROOT, ddm
+from tests.conftest import BIN, ddm
 from tests.page_blocks import commands_of, pages, words_of
 from tests.random_run import make_data, make_run
 from tests.sampling import tiny_components
@@ -226,11 +226,3 @@ def test_every_command_of_the_pages_parses(tmp_path: Path) -> None:
             verb, *arguments = arguments
             command = command.commands[verb]
         command.make_context(verb, arguments, parent=click.Context(cli.main), resilient_parsing="--help" in arguments)
-
-
-def test_python_of_the_readme_runs(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(block.replace("runs/digits", f"{begun}/whole"), {})
-    assert (tmp_path / "three.png").stat().st_size > 50

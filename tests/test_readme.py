@@ -1,4 +1,4 @@
-"""The README's first commands, on photographs of one's own, run as they stand; a few steps in place of thousands."""
+"""The README's blocks, run as they stand; a few steps in place of thousands."""
 
 import shlex
 import socket
@@ -13,10 +13,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from ddm_ray.cli import main
+from ddm_ray.placement import Island
 from ddm_ray.run.graph import ROUTER
 from ddm_ray.run.run import Run
-from tests.conftest import BIN, ROOT, answers, end, wait_for
-from tests.readme import commands_of
+from tests.conftest import BIN, answers, end, wait_for
+from tests.readme import README, blocks_of
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +28,6 @@ SHORT = (
     "router.train.warmup_steps=0",
     "expert.model.depth=1",
 )
-TITLE = "Your own photographs"
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_photographs_of_ones_own_up_to_a_served_image(ray_cluster: str, home: Path) -> None:
-    activate, *commands, serve = (command.partition("  #")[0].strip() for command in commands_of(TITLE)[0])
+    ((activate, *commands),) = blocks_of("Your own photographs")
     assert activate == ". .venv/bin/activate"
     printed = []
     for command in commands:
-        _, *arguments = shlex.split(command)
+        _, *arguments = shlex.split(command, comments=True)
         if arguments[0] == "init":
             arguments += [part for setting in SHORT for part in ("--set", setting)]
         if arguments[0] == "plan":  # its trial steps would be this process's only world of ranks
@@ -68,18 +68,51 @@ def test_photographs_of_ones_own_up_to_a_served_image(ray_cluster: str, home: Pa
     assert run.config.data.source == f"{home}/photos" and run.config.data.horizontal_flips
     with Image.open("mine.png") as grid:
         assert grid.width > 4 * run.config.data.image_size
+    check_python()
+    check_serving()
 
+
+def check_python() -> None:
+    """The block of Python, with the run that is there."""
+    (lines,) = blocks_of("Python")
+    exec("\n".join(lines), {})
+    with Image.open("one.png") as image:
+        assert image.size == (32, 32)
+    assert Path("experts.png").stat().st_size > 1000
+    Path("one.png").unlink()
+
+
+def check_serving() -> None:
+    """The server's command, and the request that is sent to it, at a port that is free."""
+    ((serve, ask),) = blocks_of("Serving")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = [sys.executable, str(BIN / "ddm"), *shlex.split(serve.replace("8000", str(port)))[1:]]
+        port = str(probe.getsockname()[1])
+    words = [sys.executable, str(BIN / "ddm"), *shlex.split(serve.replace("8000", port))[1:]]
     with Path("serve.log").open("wb") as log:
         server = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_for(lambda: answers(f"http://127.0.0.1:{port}/readyz"), 120, Path("serve.log").read_text)
-        asked = [sys.executable, str(ROOT / "serving/client.py"), "0", "--out", "served.png"]
-        subprocess.run([*asked, "--url", f"http://127.0.0.1:{port}"], check=True)
+        subprocess.run(ask.replace("8000", port), shell=True, check=True)
     finally:
         end(server)
-    with Image.open("served.png") as image:
+    with Image.open("one.png") as image:
         assert image.size == (32, 32)
+
+
+def test_several_machines_by_words_that_ddm_knows() -> None:
+    """docs/howto/machines.md has the same commands run on islands of one machine."""
+    lines = [line for block in blocks_of("Several machines") for line in block]
+    assert [line.split()[1] for line in lines] == ["init", "prepare", "partition", "work"]
+    for line in lines:
+        _, verb, *words = shlex.split(line)
+        given = main.commands[verb].make_context(verb, words).params
+        assert given["run_url"] == "s3://lab/faces"
+    assert Island.from_json("north", given["placement"]).train.use_gpu
+
+
+def test_a_screen_and_a_half() -> None:
+    text = README.read_text()
+    assert len(text.encode()) <= 8000 and text.count("\n") <= 150
+    lengths = [len(line) for line in text.splitlines() if not line.startswith(("|", "!["))]
+    assert max(lengths) <= 120
