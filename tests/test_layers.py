@@ -70,7 +70,7 @@ RAY = {
         for name in ("train_all", "driver", "fit", "leaving", "losses_of_workers", "preloaded", "room", "world")
     ),
     *(f"serve.cluster.{name}" for name in ("app", "codec", "direct_ingress", "expert_replica", "ingress", "mixture")),
-    *(f"serve.cluster.{name}" for name in ("remote_runner", "replicas", "server")),
+    *(f"serve.cluster.{name}" for name in ("remote_runner", "replicas", "server", "start")),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks", "study", "ddm_ray_study"}
 

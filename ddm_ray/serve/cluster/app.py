@@ -1,6 +1,5 @@
 """A run as a Serve application: the only place that names and sizes deployments."""
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -38,17 +37,17 @@ PART: dict[str, Any] = {
 }
 
 
-def build_app(args: ServeArgs, on_ready: Callable[[str], object] | None = None) -> Application:
+def build_app(args: ServeArgs) -> Application:
     """The ingress `api`, and if placed per expert `expert-000` ..., one replica each unless a config file says more.
 
     On a cuda device the parts share one GPU unless `ray_actor_options` in the config file say otherwise. Raises
     ServeError for a run without weights, RunError if there is no run, ConfigError for tokens or pins that can't be
-    read. `on_ready`, which can be pickled: see `Computing`.
+    read.
     """
     run, args = _servable(args)[0], on_its_device(args)
     on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute, local=args.local)
     resident = args.resident if args.placement == "multiplexed" else None
-    shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident, on_ready), args.pin_file)
+    shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
     own = (run.url, *shared, args.refresh_s, args.authenticator(), limits)
     data, num_experts = run.config.data, run.config.partition.num_clusters
     known = row_networks(run)

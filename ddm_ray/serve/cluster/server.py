@@ -3,7 +3,6 @@
 import logging
 import random
 from contextlib import ExitStack
-from uuid import uuid4
 
 from ray import serve
 from ray.serve.config import HTTPOptions
@@ -20,7 +19,7 @@ from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
 from ddm_ray.serve.cluster.gateway import Gateway, until_signalled
 from ddm_ray.serve.cluster.haproxy import find_haproxy
-from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, ReadyCount, expected, shown
+from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, shown
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
 from ddm_ray.serve.http.authentication.bearer import TOKENS
@@ -73,7 +72,7 @@ def _serve_until_stopped(
     own = quiet
     if args.compile:
         own = LoggingConfig(enable_access_log=False)
-        print("compiling, which takes minutes", flush=True)
+        print("compiling, which takes minutes; the replicas' logs say how much is done", flush=True)
     with until_signalled() as wait, ExitStack() as stack:
         before_proxy, inner = None, (host, port)
         if gateway is not None:
@@ -87,10 +86,9 @@ def _serve_until_stopped(
             http_options=HTTPOptions(host=inner[0], port=inner[1], request_timeout_s=REQUEST_TIMEOUT_S),
             logging_config=quiet,
         )
-        ready = ReadyCount(uuid4().hex)
-        app = build_app(args, ready)
+        app = build_app(args)
         try:
-            with shown(on_progress, ready, expected(args, version), args.compile):
+            with shown(on_progress, "ddm", "compiling networks" if args.compile else "loading networks"):
                 serve.run(app, name="ddm", route_prefix="/", logging_config=own)
         except RuntimeError as error:
             parts = serve.status().applications["ddm"].deployments.values()

@@ -1,77 +1,43 @@
-"""The start of a server as its command shows it: the step that is under way, and how many networks are ready."""
+"""The start of a server as its command shows it: the step that is under way, and how many replicas are ready."""
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+
+from ray import serve
+from ray.serve.schema import ApplicationStatusOverview
 
 from ddm_ray.data import OnProgress
-from ddm_ray.ray_internals import KEY_VALUE_DELETE, KEY_VALUE_LIST, KEY_VALUE_PUT
-from ddm_ray.serve.cluster.args import ServeArgs
-from ddm_ray.serve.engine.computing import Computing, num_calls
-from ddm_ray.serve.engine.versions import Version
 
-NAMESPACE = b"ddm-ray-serve"
 LOOK_SECONDS = 0.5
 # Shares of the start: files are checked, then Ray starts, then Serve, then replicas with their networks.
-CHECKED, RAY, SERVE, NETWORKS = 0.1, 0.2, 0.3, 0.95
+CHECKED, RAY, SERVE, REPLICAS = 0.1, 0.2, 0.3, 0.95
 
 
-@dataclass(frozen=True)
-class ReadyCount:
-    """Counts what replicas of one start have ready, in the key-value store of Ray's head: it needs no process."""
-
-    start: str
-
-    def __call__(self, name: str) -> None:
-        """Count this once, in a replica. Never raises: the count is only shown."""
-        with suppress(Exception):
-            KEY_VALUE_PUT.get()(f"{self.start}/{os.getpid()}/{name}".encode(), b"", namespace=NAMESPACE)
-
-    def read(self) -> int:
-        """The count; 0 if it can't be read."""
-        with suppress(Exception):
-            return len(KEY_VALUE_LIST.get()(f"{self.start}/".encode(), namespace=NAMESPACE))
-        return 0
-
-    def forget(self) -> None:
-        """Delete what was counted."""
-        with suppress(Exception):
-            KEY_VALUE_DELETE.get()(f"{self.start}/".encode(), del_by_prefix=True, namespace=NAMESPACE)
-
-
-def expected(args: ServeArgs, version: Version) -> int:
-    """The count at which all replicas are ready. With experts of their own each has the router, too."""
-    router = int(version.router is not None)
-    experts = sum(1 for _ in version) - router
-    if args.placement == "per-expert":
-        networks = experts + (len(version.experts) + args.replicas) * router
-    else:
-        networks = args.replicas * (experts + router)
-    return num_calls(networks + (args.dense is not None), Computing(max_rows=args.max_rows, compile=args.compile))
+def replicas(application: ApplicationStatusOverview) -> tuple[int, int]:
+    """Number of an application's replicas that are ready, and of those that it has so far."""
+    states = [part.replica_states for part in application.deployments.values()]
+    ready = sum(number for each in states for state, number in each.items() if state.value == "RUNNING")
+    return ready, sum(sum(each.values()) for each in states)
 
 
 @contextmanager
-def shown(on_progress: OnProgress, ready: ReadyCount, total: int, compiles: bool) -> Iterator[None]:
-    """Report, until the context ends, how much of `total` is ready."""
-    ended, words = threading.Event(), "compiling networks" if compiles else "loading networks"
-
-    def look() -> None:
-        done = min(total, ready.read())
-        on_progress(SERVE + (NETWORKS - SERVE) * done / max(1, total), f"{words}: {done} of {total}")
+def shown(on_progress: OnProgress, name: str, words: str) -> Iterator[None]:
+    """Report, until the context ends, what the replicas of the application `name` do, and how many are ready."""
+    ended = threading.Event()
 
     def work() -> None:
         while not ended.wait(LOOK_SECONDS):
-            look()
+            with suppress(Exception):  # the application isn't known yet; it is only shown
+                ready, number = replicas(serve.status().applications[name])
+                share = SERVE + (REPLICAS - SERVE) * ready / max(1, number)
+                on_progress(share, f"{words}: {ready} of {number} replicas are ready")
 
-    look()
+    on_progress(SERVE, words)
     thread = threading.Thread(target=work, name="start", daemon=True)
     thread.start()
     try:
         yield
-        look()
     finally:
         ended.set()
         thread.join()
-        ready.forget()

@@ -6,8 +6,8 @@ Shapes: B rows, CHW image.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,7 @@ PROGRESS_S = 5.0
 class Computing:
     """Settings of a replica, as `ServeArgs` has them; `max_rows` of a batch.
 
-    `resident` experts are on the device at a time, the others in host memory; None: all are on the device. `on_ready`
-    is called with a name for each network that is loaded, or with `compile` for each of its calls that is compiled.
+    `resident` experts are on the device at a time, the others in host memory; None: all are on the device.
     """
 
     device: str = "cpu"
@@ -46,7 +45,6 @@ class Computing:
     precision: Precision | None = None
     compile: bool = False
     resident: int | None = None
-    on_ready: Callable[[str], object] | None = field(default=None, compare=False, repr=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,11 +79,9 @@ class Networks:
         offloaded = self.computing.resident is not None and weights.artifact.cluster is not None
         device = "cpu" if offloaded else self.computing.device
         network = load_weights(self._run, weights, device, self.computing.dtype)
-        on_ready = self.computing.on_ready or str
         if self._largest is None:
-            on_ready(weights.artifact)
             return network
-        return in_buckets({weights.artifact: network}, self._largest, self._graphs, on_ready)[weights.artifact]
+        return in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
 
     def keep(self, needed: Collection[Weights | None]) -> None:
         """Forget all other networks; engines that use one keep it."""
@@ -98,11 +94,6 @@ class Networks:
         with self._lock:
             self._loaded.pop(weights, None)
             self._loading.pop(weights, None)
-
-
-def num_calls(networks: int, computing: Computing) -> int:
-    """Number of times that `on_ready` is called for so many networks."""
-    return networks * (len(bucket_sizes(2 * computing.max_rows)) if computing.compile else 1)
 
 
 def any_condition(data: DataConfig, count: int) -> Condition:
@@ -122,12 +113,7 @@ def _largest_call(data: DataConfig, info: MixtureInfo, computing: Computing) -> 
     return x_BCHW, torch.linspace(0, 1, count, dtype=info.dtype, device=computing.device), condition
 
 
-def in_buckets(
-    networks: Mapping[str, nn.Module],
-    largest: Inputs,
-    graphs: Graphs | None,
-    on_ready: Callable[[str], object] = str,
-) -> dict[str, Buckets]:
+def in_buckets(networks: Mapping[str, nn.Module], largest: Inputs, graphs: Graphs | None) -> dict[str, Buckets]:
     """The networks with their blocks compiled, for calls of a few sizes up to the largest; or as CUDA graphs.
 
     All code and all graphs are made here, so that no request waits for them. Raises ServeError without a compiler.
@@ -157,7 +143,6 @@ def in_buckets(
                     reason = one_line(str(error).partition("\n")[0], 200)
                     raise ServeError(f"{name} can't be compiled: {reason}", fix) from None
             progress.made(f"{name} for {size} rows")
-            on_ready(f"{name} for {size} rows")
     return {name: Buckets(calls) for name, calls in of_size.items()}
 
 

@@ -1,99 +1,19 @@
-"""The start of a server as it shows: what replicas count, and how much they will."""
+"""The start of a server as it shows."""
 
-import pickle
-from functools import partial
-from types import SimpleNamespace
+from typing import Any
 
-import pytest
+from ray.serve._private.common import ReplicaState
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from ddm_ray.jobs.published import Weights
-from ddm_ray.run.graph import ROUTER, expert
-from ddm_ray.run.run import Run
-from ddm_ray.sampling.buckets import bucket_sizes
-from ddm_ray.sampling.run_models import mixture_info
-from ddm_ray.serve.cluster import start
-from ddm_ray.serve.cluster.args import ServeArgs
-from ddm_ray.serve.cluster.start import NETWORKS, SERVE, ReadyCount, expected, shown
-from ddm_ray.serve.engine.computing import Computing, Networks, num_calls
-from ddm_ray.serve.engine.versions import Version, Versions
-from tests.conftest import wait_for
+from ddm_ray.serve.cluster.start import replicas
 
-TWO = Version((Weights(expert(0), "w", 1, True), None, Weights(expert(2), "w", 1, True)), Weights(ROUTER, "w", 1, True))
+RUNNING, STARTING = ReplicaState.RUNNING, ReplicaState.STARTING
 
 
-class Keys(set[bytes]):
-    """A store of keys in place of that of Ray."""
-
-    def put(self, key: bytes, value: bytes, namespace: bytes) -> None:
-        self.add(key)
-
-    def list(self, prefix: bytes, namespace: bytes) -> list[bytes]:
-        return [key for key in self if key.startswith(prefix)]
-
-    def delete(self, key: bytes, del_by_prefix: bool, namespace: bytes) -> None:
-        self.difference_update(self.list(key, namespace))
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Keys:
-    keys = Keys()
-    for name in ("put", "list", "delete"):
-        function = getattr(keys, name)
-        monkeypatch.setattr(start, f"KEY_VALUE_{name.upper()}", SimpleNamespace(get=partial(lambda f: f, function)))
-    return keys
-
-
-@pytest.mark.parametrize(
-    ("fields", "count"),
-    [
-        ({}, 3),
-        ({"replicas": 2}, 6),
-        ({"placement": "multiplexed"}, 3),
-        ({"placement": "per-expert", "replicas": 2}, 7),  # the router in each of five processes
-        ({"dense": "monolith"}, 4),
-        ({"compile": True, "max_rows": 4}, 3 * len(bucket_sizes(8))),
-    ],
-)
-def test_what_replicas_will_count(fields: dict[str, object], count: int) -> None:
-    assert expected(ServeArgs(run="/r", **fields), TWO) == count
-    assert expected(ServeArgs(run="/r"), Version(TWO.experts, None)) == 2
-
-
-def test_each_network_counts_once_and_of_this_start_alone(store: Keys) -> None:
-    ready, other = ReadyCount("a"), ReadyCount("b")
-    for name in ("experts/000", "router", "router"):
-        pickle.loads(pickle.dumps(ready))(name)
-    other("router")
-    assert (ready.read(), other.read()) == (2, 1)
-    ready.forget()
-    assert (ready.read(), other.read()) == (0, 1)
-
-
-def test_a_store_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = ReadyCount("a")  # this process has joined no Ray
-    ready("router")
-    ready.forget()
-    assert ready.read() == 0
-
-
-def test_a_replica_s_networks_are_counted_as_they_are_loaded(tiny_run: Run, store: Keys) -> None:
-    ready, version = ReadyCount("a"), Versions(tiny_run).newest()
-    computing = Computing(max_rows=2, on_ready=ready)
-    networks = Networks(tiny_run, mixture_info(tiny_run), computing)
-    for weights in (version.experts[0], version.router, version.router):
-        assert weights
-        networks.of(weights)
-    assert ready.read() == 2 == num_calls(2, computing)
-    assert computing == Computing(max_rows=2), "it is no setting of what is computed"
-
-
-def test_the_count_is_shown_until_all_is_ready(store: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "LOOK_SECONDS", 0.01)
-    ready, seen = ReadyCount("a"), list[tuple[float, str]]()
-    with shown(lambda share, note: seen.append((share, note)), ready, 2, compiles=False):
-        assert seen == [(SERVE, "loading networks: 0 of 2")]
-        ready("experts/000")
-        wait_for(lambda: seen[-1] == (SERVE + (NETWORKS - SERVE) / 2, "loading networks: 1 of 2"), 10)
-        ready("router")
-        wait_for(lambda: seen[-1] == (NETWORKS, "loading networks: 2 of 2"), 10)
-    assert not store
+def test_replicas_of_all_deployments_are_counted() -> None:
+    states: list[dict[Any, int]] = [{RUNNING: 1}, {STARTING: 2, RUNNING: 1}, {}]
+    parts = {
+        str(number): DeploymentStatusOverview("UPDATING", "UNSPECIFIED", each, "") for number, each in enumerate(states)
+    }
+    overview = ApplicationStatusOverview(ApplicationStatus.DEPLOYING, "", 0.0, parts)
+    assert replicas(overview) == (2, 4)
