@@ -85,12 +85,6 @@ SERVE_CLIENT_FIELDS = Internal("ray.serve._private.client", "ServeControllerClie
 SERVE_CONTROLLER = Internal(
     "ray.serve._private.controller", "ServeController", "as above", ("get_target_groups", "app_name")
 )
-_KEY_VALUE = "ray.experimental.internal_kv"
-KEY_VALUE_PUT = Internal(
-    _KEY_VALUE, "_internal_kv_put", "an actor, a process of its own, that counts the networks that replicas have loaded"
-)
-KEY_VALUE_LIST = Internal(_KEY_VALUE, "_internal_kv_list", "as above", ("namespace",))
-KEY_VALUE_DELETE = Internal(_KEY_VALUE, "_internal_kv_del", "as above", ("namespace", "del_by_prefix"))
 
 _STAGE_1_2 = "deepspeed.runtime.zero.stage_1_and_2"
 ZERO_1_2 = Internal(

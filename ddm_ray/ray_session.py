@@ -222,6 +222,11 @@ def memory_bytes() -> float:
     return float(ray.cluster_resources().get("memory", 0))
 
 
+def has_one_machine() -> bool:
+    """True if the connected Ray runs on one machine."""
+    return sum(bool(node["Alive"]) for node in ray.nodes()) == 1
+
+
 def on_head() -> bool:
     """True if this process runs on the head node of the connected Ray."""
     host = ray.get_runtime_context().gcs_address.rpartition(":")[0]

@@ -3,7 +3,7 @@
 import logging
 import random
 from contextlib import ExitStack
-from uuid import uuid4
+from tempfile import TemporaryDirectory
 
 from ray import serve
 from ray.serve.config import HTTPOptions
@@ -11,7 +11,7 @@ from ray.serve.schema import LoggingConfig
 
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.errors import ServeError
-from ddm_ray.ray_session import cluster_gpus, on_head, ray_session
+from ddm_ray.ray_session import cluster_gpus, has_one_machine, on_head, ray_session
 from ddm_ray.remedies import Give
 from ddm_ray.run.run import Run
 from ddm_ray.serve.cluster.addresses import is_loopback, listen_on
@@ -87,11 +87,13 @@ def _serve_until_stopped(
             http_options=HTTPOptions(host=inner[0], port=inner[1], request_timeout_s=REQUEST_TIMEOUT_S),
             logging_config=quiet,
         )
-        ready = ReadyCount(uuid4().hex)
-        app = build_app(args, ready)
+        total = expected(args, version) if has_one_machine() else None
         try:
-            with shown(on_progress, ready, expected(args, version), args.compile):
-                serve.run(app, name="ddm", route_prefix="/", logging_config=own)
+            with (
+                TemporaryDirectory(prefix="ddm-ray-start-") as folder,
+                shown(on_progress, ready := ReadyCount(folder), total, args.compile),
+            ):
+                serve.run(build_app(args, ready), name="ddm", route_prefix="/", logging_config=own)
         except RuntimeError as error:
             parts = serve.status().applications["ddm"].deployments.values()
             reason = next((last_error(part.message) for part in parts if part.message), one_line(error, 300))

@@ -5,14 +5,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddm_ray.data import OnProgress
-from ddm_ray.ray_internals import KEY_VALUE_DELETE, KEY_VALUE_LIST, KEY_VALUE_PUT
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.engine.computing import Computing, num_calls
 from ddm_ray.serve.engine.versions import Version
 
-NAMESPACE = b"ddm-ray-serve"
 LOOK_SECONDS = 0.5
 # Shares of the start: files are checked, then Ray starts, then Serve, then replicas with their networks.
 CHECKED, RAY, SERVE, NETWORKS = 0.1, 0.2, 0.3, 0.95
@@ -20,25 +19,20 @@ CHECKED, RAY, SERVE, NETWORKS = 0.1, 0.2, 0.3, 0.95
 
 @dataclass(frozen=True)
 class ReadyCount:
-    """Counts what replicas of one start have ready, in the key-value store of Ray's head: it needs no process."""
+    """Counts what replicas on this machine have ready, as empty files of a folder that lives as long as the start."""
 
-    start: str
+    folder: str
 
     def __call__(self, name: str) -> None:
         """Count this once, in a replica. Never raises: the count is only shown."""
-        with suppress(Exception):
-            KEY_VALUE_PUT.get()(f"{self.start}/{os.getpid()}/{name}".encode(), b"", namespace=NAMESPACE)
+        with suppress(OSError):  # on another machine, and after the start, there is no such folder
+            Path(self.folder, f"{os.getpid()} {name.replace('/', ' ')}").touch()
 
     def read(self) -> int:
         """The count; 0 if it can't be read."""
-        with suppress(Exception):
-            return len(KEY_VALUE_LIST.get()(f"{self.start}/".encode(), namespace=NAMESPACE))
+        with suppress(OSError):
+            return len(os.listdir(self.folder))
         return 0
-
-    def forget(self) -> None:
-        """Delete what was counted."""
-        with suppress(Exception):
-            KEY_VALUE_DELETE.get()(f"{self.start}/".encode(), del_by_prefix=True, namespace=NAMESPACE)
 
 
 def expected(args: ServeArgs, version: Version) -> int:
@@ -53,13 +47,14 @@ def expected(args: ServeArgs, version: Version) -> int:
 
 
 @contextmanager
-def shown(on_progress: OnProgress, ready: ReadyCount, total: int, compiles: bool) -> Iterator[None]:
-    """Report, until the context ends, how much of `total` is ready."""
+def shown(on_progress: OnProgress, ready: ReadyCount, total: int | None, compiles: bool) -> Iterator[None]:
+    """Report, until the context ends, how much of `total` is ready; None: replicas on other machines aren't counted."""
     ended, words = threading.Event(), "compiling networks" if compiles else "loading networks"
 
     def look() -> None:
-        done = min(total, ready.read())
-        on_progress(SERVE + (NETWORKS - SERVE) * done / max(1, total), f"{words}: {done} of {total}")
+        done = min(total or 0, ready.read())
+        count = "" if total is None else f": {done} of {total}"
+        on_progress(SERVE + (NETWORKS - SERVE) * done / max(1, total or 0), words + count)
 
     def work() -> None:
         while not ended.wait(LOOK_SECONDS):
@@ -74,4 +69,3 @@ def shown(on_progress: OnProgress, ready: ReadyCount, total: int, compiles: bool
     finally:
         ended.set()
         thread.join()
-        ready.forget()

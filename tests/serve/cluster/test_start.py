@@ -1,8 +1,8 @@
 """The start of a server as it shows: what replicas count, and how much they will."""
 
 import pickle
-from functools import partial
-from types import SimpleNamespace
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -21,28 +21,6 @@ from tests.conftest import wait_for
 TWO = Version((Weights(expert(0), "w", 1, True), None, Weights(expert(2), "w", 1, True)), Weights(ROUTER, "w", 1, True))
 
 
-class Keys(set[bytes]):
-    """A store of keys in place of that of Ray."""
-
-    def put(self, key: bytes, value: bytes, namespace: bytes) -> None:
-        self.add(key)
-
-    def list(self, prefix: bytes, namespace: bytes) -> list[bytes]:
-        return [key for key in self if key.startswith(prefix)]
-
-    def delete(self, key: bytes, del_by_prefix: bool, namespace: bytes) -> None:
-        self.difference_update(self.list(key, namespace))
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Keys:
-    keys = Keys()
-    for name in ("put", "list", "delete"):
-        function = getattr(keys, name)
-        monkeypatch.setattr(start, f"KEY_VALUE_{name.upper()}", SimpleNamespace(get=partial(lambda f: f, function)))
-    return keys
-
-
 @pytest.mark.parametrize(
     ("fields", "count"),
     [
@@ -59,25 +37,19 @@ def test_what_replicas_will_count(fields: dict[str, object], count: int) -> None
     assert expected(ServeArgs(run="/r"), Version(TWO.experts, None)) == 2
 
 
-def test_each_network_counts_once_and_of_this_start_alone(store: Keys) -> None:
-    ready, other = ReadyCount("a"), ReadyCount("b")
-    for name in ("experts/000", "router", "router"):
+def test_each_network_counts_once_and_after_the_start_no_more(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    ready = ReadyCount(str(tmp_path / "start"))
+    for name in ("experts/000", "router", "router", "router for 4 rows"):
         pickle.loads(pickle.dumps(ready))(name)
-    other("router")
-    assert (ready.read(), other.read()) == (2, 1)
-    ready.forget()
-    assert (ready.read(), other.read()) == (0, 1)
-
-
-def test_a_store_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = ReadyCount("a")  # this process has joined no Ray
+    assert ready.read() == 3
+    shutil.rmtree(ready.folder)
     ready("router")
-    ready.forget()
-    assert ready.read() == 0
+    assert ready.read() == 0 and not [*tmp_path.iterdir()]
 
 
-def test_a_replica_s_networks_are_counted_as_they_are_loaded(tiny_run: Run, store: Keys) -> None:
-    ready, version = ReadyCount("a"), Versions(tiny_run).newest()
+def test_a_replica_s_networks_are_counted_as_they_are_loaded(tiny_run: Run, tmp_path: Path) -> None:
+    ready, version = ReadyCount(str(tmp_path)), Versions(tiny_run).newest()
     computing = Computing(max_rows=2, on_ready=ready)
     networks = Networks(tiny_run, mixture_info(tiny_run), computing)
     for weights in (version.experts[0], version.router, version.router):
@@ -87,13 +59,14 @@ def test_a_replica_s_networks_are_counted_as_they_are_loaded(tiny_run: Run, stor
     assert computing == Computing(max_rows=2), "it is no setting of what is computed"
 
 
-def test_the_count_is_shown_until_all_is_ready(store: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_count_is_shown_until_all_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "LOOK_SECONDS", 0.01)
-    ready, seen = ReadyCount("a"), list[tuple[float, str]]()
+    ready, seen = ReadyCount(str(tmp_path)), list[tuple[float, str]]()
     with shown(lambda share, note: seen.append((share, note)), ready, 2, compiles=False):
         assert seen == [(SERVE, "loading networks: 0 of 2")]
         ready("experts/000")
         wait_for(lambda: seen[-1] == (SERVE + (NETWORKS - SERVE) / 2, "loading networks: 1 of 2"), 10)
         ready("router")
         wait_for(lambda: seen[-1] == (NETWORKS, "loading networks: 2 of 2"), 10)
-    assert not store
+    with shown(lambda share, note: seen.append((share, note)), ready, None, compiles=True):
+        assert seen[-1] == (SERVE, "compiling networks"), "of other machines nothing is counted"
