@@ -66,6 +66,7 @@ if __name__ == "__main__":
 
     STRATEGIES["commit"] = COMMIT  # for this program alone
 
+    # A folder that was exported has an index, as a pipeline of diffusers has.
     exported = (Path(args.run) / "model_index.json").exists()
     pipeline = (DDMPipeline.from_pretrained if exported else DDMPipeline.from_run)(args.run)
     outputs = {

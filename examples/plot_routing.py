@@ -30,11 +30,11 @@ parser.add_argument("--steps", type=int, help="steps of the solver; by default t
 parser.add_argument("--out", default="routing.png")
 args = parser.parse_args()
 
+# A folder that was exported has an index, as a pipeline of diffusers has.
+exported = (Path(args.run) / "model_index.json").exists()
+pipeline = (DDMPipeline.from_pretrained if exported else DDMPipeline.from_run)(args.run)
+
 # Sample the same images with each strategy. An empty prompt sets no condition.
-open_pipeline = DDMPipeline.from_run
-if (Path(args.run) / "model_index.json").exists():
-    open_pipeline = DDMPipeline.from_pretrained
-pipeline = open_pipeline(args.run)
 outputs = {
     strategy: pipeline([""] * args.images, seeds=0, strategy=strategy, num_inference_steps=args.steps, output_type="np")
     for strategy in args.strategies
@@ -45,11 +45,13 @@ palette_K3 = np.array([colormaps["tab10"](k % 10)[:3] for k in range(pipeline.mo
 figure = Figure(figsize=(9, 0.5 * args.images * len(outputs) + 1), layout="constrained")
 panels = figure.subplots(len(outputs), 2, squeeze=False, width_ratios=(1, 16))
 for (pictures, panel), (strategy, output) in zip(panels, outputs.items(), strict=True):
-    pictures.imshow(np.concatenate(output.images).squeeze(), cmap="gray", vmin=0, vmax=1, aspect="auto")
+    framed_BHWC = np.pad(output.images, [(0, 0), (1, 1), (0, 0), (0, 0)], constant_values=1)
+    pictures.imshow(np.concatenate(framed_BHWC).squeeze(), cmap="gray", vmin=0, vmax=1, aspect="auto")
     pictures.axis("off")
     edges_S = [*output.times_S.tolist(), 0.0]
     weights_BSK = output.routing_SBK.permute(1, 0, 2).numpy()
     panel.pcolormesh(edges_S, np.arange(args.images + 1), (weights_BSK @ palette_K3).clip(0, 1))
+    panel.hlines(range(1, args.images), 0, 1, color="white", linewidth=4)
     panel.set(xlim=(1, 0), ylim=(args.images, 0), yticks=[])
     evaluations = output.num_expert_rows / args.images
     panel.set_title(f"{strategy}: {evaluations:.0f} evaluations of an expert for each image", loc="left")
