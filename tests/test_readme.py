@@ -97,7 +97,7 @@ def check_serving() -> None:
     finally:
         end(server)
     with Image.open("one.png") as image:
-        assert image.size == (32, 32)
+        assert image.size == (256, 256)
 
 
 def test_several_machines_by_words_that_ddm_knows() -> None:

@@ -242,7 +242,8 @@ class PartitionConfig(StrictModel):
         description="K, the number of experts, of some thousand rows each; 2 to 4 on one machine, 8 is the paper's"
     )
     method: Literal["embeddings", "pixels", "random", "label", "given"] = Field(
-        default="embeddings", description="see above"
+        default="embeddings",
+        description="what k-means clusters: embeddings or small pixels; random, label: controls; given: owners do",
     )
     metric: Literal["euclidean", "spherical"] = Field(
         default="euclidean", description="distance of embeddings; spherical: of their directions"

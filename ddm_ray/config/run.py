@@ -33,7 +33,9 @@ class RunConfig(StrictModel):
     student: StudentJob = Field(default=StudentJob(), description="one network in place of all")
     sample: SamplingSettings = Field(default=SamplingSettings(), description="defaults of sampling")
     evaluate: EvaluateConfig = Field(default=EvaluateConfig(), description="of an evaluation")
-    acceptance: Literal["at_once", "by_hand"] = Field(default="at_once", description="see above")
+    acceptance: Literal["at_once", "by_hand"] = Field(
+        default="at_once", description="trained weights count at once, or by_hand: once a person accepts them"
+    )
 
     @property
     def student_model(self) -> NetworkConfig:

@@ -9,7 +9,7 @@ from ddm_ray.jobs.job_status import JobStatus
 from ddm_ray.jobs.launches import place_of
 from ddm_ray.jobs.status import SILENT_SECONDS, Status
 from ddm_ray.remedies import Accept, Fix, Resume
-from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.info import PartitionInfo, TrainedInfo
 from ddm_ray.spelling import duration, escape_unprintable, printable
 from ddm_ray.store.store import is_local
 
@@ -39,7 +39,8 @@ def _described(status: Status, phrase: Callable[[Fix], str], with_time_left: boo
         return f"{info.step} steps, loss {info.loss:.4f}{heldout}, {cost}"
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
-        words = [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
+        words = [f"{len(info.rows_K)} clusters"] if isinstance(info, PartitionInfo) else []
+        words += [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
         return ", ".join(words)
     if status.error:
         return status.error.text(phrase)

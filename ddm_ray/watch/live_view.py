@@ -140,8 +140,9 @@ class LiveView:
             return
         self._logged[name] = (now, fraction >= 1, note)
         left = "" if name in self._known_left else self._left(name, now)
-        after = f" ({duration(self._took[name])})" if self._clock and name in self._took else f", {left} left"
-        after = after if left or fraction >= 1 else ""
+        after = f", {left} left" if left else ""
+        if self._clock and name in self._took:
+            after = f" ({duration(self._took[name])})"
         self._console.print(f"{name:<12} {fraction:4.0%}  {note}{after}", highlight=False, markup=False, soft_wrap=True)
 
     def _left(self, name: str, now: float) -> str:
