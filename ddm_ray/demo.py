@@ -58,7 +58,8 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
     view.stage(ROWS, 1.0)
     partition(run, partial(view.stage, PARTITION))
     view.stage(PARTITION, 1.0)
-    for job in jobs:
+    unfinished = [job for job in jobs if not run.finished(job)]
+    for job in unfinished:
         view.show(job, 0.0, "starting a private Ray")
     # All jobs train at once and share the cores, however few there are, so that each shows progress from the start.
     placement = TrainPlacement(
@@ -66,6 +67,6 @@ def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
         checkpoint_steps=CHECKPOINT_STEPS,
     )
     with ray_session("local", cores=cores):
-        for job in jobs:
+        for job in unfinished:
             view.show(job, 0.0, "starting a training worker")
         train_all(run, jobs, placement, view.jobs, lost=keep_logs)

@@ -24,7 +24,7 @@ from tests.train.background import Background
 
 # The cheapest network, and so many steps of it that a process can be killed in the middle of them.
 VICTIM = ROUTER
-LONGER = ("--set", "expert.train.steps=30", "--set", "router.train.steps=1000")
+LONGER = ("--set", "expert.train.steps=30", "--set", "router.train.steps=600")
 OF_LIBRARIES = re.compile(r"raylet|\(pid=|\bINFO\b|\bWARN|Warning:|\[[0-9]{4}-")
 
 

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from textwrap import fill
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -50,7 +50,8 @@ def _show(run: Any, folder: str, name: str) -> None:
 
     say("")
     if sentence := apart_in_words(read_metrics(run, name)):
-        say(fill(sentence, WIDTH))
+        for line in wrap(sentence, WIDTH):
+            say(line)
         say("")
     for what, file in (("all numbers", "report.html"), ("the picture", "mixture.png")):
         say(f"{what}:  {run.url}/{evaluation(name)}/{file}")
