@@ -1,6 +1,6 @@
 """A film of a run that `island_chaos.py --film` has written: who trained what when, and what happened to them.
 
-python benchmarks/island_film.py film.json docs/islands.gif
+python benchmarks/island_film.py film.json docs/pictures/islands.gif
 """
 
 import json

@@ -30,6 +30,7 @@ from ddm_ray.sampling.output import DDMOutput, Images, OutputType, images_as
 from ddm_ray.sampling.run_models import (
     ModelKind,
     Models,
+    OnLoaded,
     SamplingPrecision,
     dtype_of,
     load_models,
@@ -99,21 +100,23 @@ class DDMPipeline:
         offload: Offload | None = None,
         dtype: SamplingPrecision | None = None,
         torch_dtype: SamplingPrecision | None = None,
+        on_loaded: OnLoaded | None = None,
     ) -> Self:
         """Load a run's finished models and verify every byte. The router is left out if it isn't finished yet.
 
         `offload` keeps two experts on the device, and the others in files ("disk") or in host memory ("host"). `dtype`
         is that of the networks and the text encoder: torch.float32, bfloat16 or float16, or "fp32", "bf16", "fp16". The
         default is bf16 on a GPU that supports it, else float32; `torch_dtype` is diffusers' name for it. Images and the
-        autoencoder stay in float32. Raises RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text
-        encoder or autoencoder that can't be found.
+        autoencoder stay in float32. `on_loaded` is called after each network, with the number of loaded ones and of
+        all. Raises RunError, MissingArtifact, CorruptArtifact, and ConfigError for a text encoder or autoencoder that
+        can't be found.
         """
         if model not in get_args(ModelKind):
             raise SamplingError(f"unknown model {model!r}: use {', '.join(get_args(ModelKind))}")
         place = choose_device(device)
         weights = _dtype(place, dtype, torch_dtype)
         run = run if isinstance(run, Run) else Run.open(os.fspath(run))
-        data, models = run.config.data, load_models(run, model, place, offload, weights)
+        data, models = run.config.data, load_models(run, model, place, offload, weights, on_loaded=on_loaded)
         known, encoder, latents = row_networks(run), None, None
         if data.text is not None:
             encoder = TextEncoder.from_config(data.text, known.get("text encoder")).to(place)
@@ -132,14 +135,15 @@ class DDMPipeline:
         offload: Offload | None = None,
         dtype: SamplingPrecision | None = None,
         torch_dtype: SamplingPrecision | None = None,
+        on_loaded: OnLoaded | None = None,
     ) -> Self:
-        """Load a folder that `save_pretrained` wrote. `offload`, `dtype`, `torch_dtype`: see `from_run`.
+        """Load a folder that `save_pretrained` wrote. `offload`, `dtype`, `torch_dtype`, `on_loaded`: see `from_run`.
 
         Raises MissingArtifact, RunError, CorruptArtifact.
         """
         place = choose_device(device)
         weights = _dtype(place, dtype, torch_dtype)
-        components = pretrained.load_components(folder, place, offload, weights)
+        components = pretrained.load_components(folder, place, offload, weights, on_loaded)
         return cls(
             components.models,
             class_names=components.class_names,
@@ -166,10 +170,11 @@ class DDMPipeline:
 
     def progress_bar(self, iterable: Iterable[Any] | None = None, total: int | None = None) -> Any:
         """A tqdm bar with the settings of `set_progress_bar_config`. By default it shows only on a terminal."""
-        return tqdm(iterable, total=total, **{"disable": None, **self._progress_bar_config})
+        config = {"disable": None, "tqdm_class": tqdm, **self._progress_bar_config}
+        return config.pop("tqdm_class")(iterable, total=total, **config)
 
     def set_progress_bar_config(self, **config: Any) -> None:
-        """Set tqdm's arguments for the bar of later calls, such as disable=True."""
+        """Set tqdm's arguments for the bar of later calls, such as disable=True; `tqdm_class` takes its place."""
         self._progress_bar_config = config
 
     def __repr__(self) -> str:

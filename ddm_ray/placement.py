@@ -106,6 +106,11 @@ class TrainPlacement(StrictModel):
     keep_milestones: PositiveInt | None = Field(
         default=None, description="newest of those kept, also if an evaluation measures older ones; none: all of them"
     )
+    pictures: bool = Field(
+        default=True,
+        description="paint what the model samples as training goes on, beside some saved states, for 1 % of the time at"
+        " most; false: only with published weights. Changes nothing of what is trained",
+    )
     heldout_rows: NonNegativeInt = Field(
         default=256,
         description="held-out rows of which the loss by the EMA weights is measured as training goes on, for 6 % of its"
@@ -254,12 +259,12 @@ class Island(_Site):
     def from_json(cls, name: str, text: str) -> "Island":
         """The island of this name that `to_json` wrote. Raises ConfigError for anything else."""
         try:
-            return _IslandFields.model_validate_json(text[:MAX_JSON]).island(name)
+            return IslandFields.model_validate_json(text[:MAX_JSON]).island(name)
         except ValidationError as error:
-            raise ConfigError(f"placement of island {name}: {invalid_fields(error, _IslandFields)}") from None
+            raise ConfigError(f"placement of island {name}: {invalid_fields(error, IslandFields)}") from None
 
 
-class _IslandFields(_Site, TrainPlacement, PreparePlacement):
+class IslandFields(_Site, TrainPlacement, PreparePlacement):
     """An island as islands.yaml describes it, with all fields on one level."""
 
     def island(self, name: str) -> Island:
@@ -272,12 +277,12 @@ class _IslandFields(_Site, TrainPlacement, PreparePlacement):
         return Island(name=name, **fields_of(_Site), train=train, prepare=prepare)
 
 
-ISLAND_FIELDS = _IslandFields.model_fields
+ISLAND_FIELDS = IslandFields.model_fields
 """The fields of an island in islands.yaml, by name."""
 
 
 class _IslandsFile(StrictModel):
-    islands: dict[str, _IslandFields] = Field(min_length=1)
+    islands: dict[str, IslandFields] = Field(min_length=1)
 
 
 def load_islands(path: str) -> dict[str, Island]:
@@ -287,7 +292,7 @@ def load_islands(path: str) -> dict[str, Island]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {invalid_fields(error, _IslandFields)}") from None
+        raise ConfigError(f"{path}: {invalid_fields(error, IslandFields)}") from None
     return {name: fields.island(name) for name, fields in islands.items()}
 
 

@@ -1,6 +1,6 @@
 """Look at a study: real images, and those that its models draw of the same labels by the same seeds, side by side.
 
-    python study/science_look.py shapes --folder F --seed 20 --out study/measured/shapes.jpg
+    python study/science_look.py shapes --folder F --seed 20 --out docs/study/measured/shapes.jpg
 
 `F` is the folder in which `science.py` has trained the arms of that seed. Nothing is measured here.
 """

@@ -21,7 +21,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import workers
+from tests import tiers, workers
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -31,8 +31,8 @@ LANES = {
     "nodes": ("train/ray/test_faults.py", "train/ray/test_room.py"),
     "island": (
         "test_doors.py",
+        "test_page_commands.py",
         "test_readme.py",
-        "test_first_screen.py",
         "test_appended_by_ray.py",
         "test_tokens.py",
         "test_forked.py",
@@ -48,6 +48,8 @@ LANES = {
     "private": (
         "islands/test_local_islands.py",
         "test_demo.py",
+        "test_page_blocks.py",
+        "test_notebook.py",
         "serve/cluster/test_http.py",
         "serve/cluster/test_http_faults.py",
         "serve/cluster/test_mixture_yaml.py",
@@ -91,8 +93,13 @@ for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
     os.environ.pop(name, None)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(tiers, "tiers")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-call", action="store_true", help="all faults and schedules, not a few: hours")
+    parser.addoption("--slice", metavar="K/N", help="the K-th of N shares of the files, K from 0")
+    parser.addoption("--seconds", type=float, help="no test begins later than so long after the start: it is skipped")
     parser.addoption("--in-bucket", action="store_true", help="runs of tests/train/ray lie in a bucket, not a folder")
 
 
@@ -175,6 +182,12 @@ def free_island() -> int:
 def fresh_token() -> dict[str, str]:
     """The environment of a Ray that nobody else gets an answer from."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@pytest.fixture(params=[pytest.param(False, id="few"), pytest.param(True, id="every", marks=pytest.mark.chaos)])
+def every(request: pytest.FixtureRequest) -> bool:
+    """Whether a test tries all faults, schedules or draws, or some of them."""
+    return bool(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -26,15 +26,23 @@ LEFT_OUT = re.compile(r"^>.*$|\$\$[^$]*\$\$|`[^`]*`|\$[^$]*\$|\([^()]*://[^()]*\
 
 @dataclass(frozen=True)
 class Page:
-    """A notebook as Markdown: blocks of code in one namespace, each followed by what it prints."""
+    """A notebook as Markdown: blocks of code in one namespace, each followed by what it prints.
 
-    path: Path
+    It may go on over several files of a folder; a form feed stands between their texts.
+    """
+
+    paths: tuple[Path, ...]
     text: str
 
     @classmethod
-    def read(cls, name: str) -> "Page":
-        """The page of a path below the root."""
-        return cls(ROOT / name, (ROOT / name).read_text())
+    def read(cls, *names: str) -> "Page":
+        """The page of these paths below the root."""
+        paths = tuple(ROOT / name for name in names)
+        return cls(paths, "\f".join(path.read_text() for path in paths))
+
+    @property
+    def folder(self) -> Path:
+        return self.paths[0].parent
 
     @cached_property
     def blocks(self) -> list[re.Match[str]]:
@@ -73,21 +81,22 @@ class Page:
 
     def run(self, folder: Path) -> list[str]:
         """What each block prints; its files are written to `folder`."""
-        beside = str(self.path.parent)
-        sys.path.insert(0, beside)  # where a page's blocks find what they import
+        study = str(ROOT / "study")
+        sys.path.insert(0, study)  # where the study's page finds what it imports
         try:
             with rc_context():  # the page's style is not other tests'
                 return self._run(folder)
         finally:
-            sys.path.remove(beside)
+            sys.path.remove(study)
 
     def _run(self, folder: Path) -> list[str]:
         namespace: dict[str, object] = {}
         outputs = []
         for block in self.blocks:
             # Empty lines before it, so that a traceback names the page's own line.
-            before = self.text[: block.start("code")].count("\n")
-            code = compile("\n" * before + block["code"], str(self.path.relative_to(ROOT)), "exec")
+            before = self.text[: block.start("code")].split("\f")
+            path = self.paths[len(before) - 1].relative_to(ROOT)
+            code = compile("\n" * before[-1].count("\n") + block["code"], str(path), "exec")
             with chdir(folder), redirect_stdout(io.StringIO()) as printed:
                 exec(code, namespace)
             outputs.append(printed.getvalue())
@@ -154,7 +163,7 @@ class PageRun:
             assert same(shown, output), f"shown:\n{shown}\nprinted:\n{output}"
 
     def check_figures(self) -> None:
-        figures, beside = self.page.figures, self.page.path.parent
+        figures, beside = self.page.figures, self.page.folder
         assert len(figures) >= 3
         assert set(figures) == {file.name for file in self.folder.iterdir()}
         drawn = {name: pixels(self.folder / name) for name in figures}
@@ -172,10 +181,10 @@ def check_text(page: Page, quoted: str, changed: str) -> None:
     `changed`: the same with another decimal, which would be found.
     """
     for picture in {*page.pictures} - {*page.figures}:
-        assert pixels(page.path.parent / picture).std() > 10, picture
+        assert pixels(page.folder / picture).std() > 10, picture
     assert not page.unfounded
     assert page.text.count(quoted) == 1
-    assert Page(page.path, page.text.replace(quoted, changed)).unfounded == [changed.split()[0]]
+    assert Page(page.paths, page.text.replace(quoted, changed)).unfounded == [changed.split()[0]]
     assert page.notes
     for note in page.notes:
         assert "](https://arxiv.org/abs/" in note, note
@@ -183,4 +192,6 @@ def check_text(page: Page, quoted: str, changed: str) -> None:
 
 def write_anew(page: Page) -> None:
     os.environ["MPLBACKEND"] = "Agg"
-    page.path.write_text(page.with_outputs(page.run(page.path.parent)))
+    texts = page.with_outputs(page.run(page.folder)).split("\f")
+    for path, text in zip(page.paths, texts, strict=True):
+        path.write_text(text)

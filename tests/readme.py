@@ -1,16 +1,15 @@
-"""The README's commands, as they stand there."""
+"""The README's blocks, as they stand there."""
 
 import re
 
 from tests.conftest import ROOT
 
-
-def section(title: str) -> str:
-    """The text of a section."""
-    return (ROOT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+README = ROOT / "README.md"
 
 
-def commands_of(title: str) -> list[list[str]]:
-    """The commands of each block of a section."""
-    blocks = re.findall(r"^```\n(.*?)^```", section(title), re.MULTILINE | re.DOTALL)
+def blocks_of(title: str) -> list[list[str]]:
+    """The lines of each block of a section."""
+    section = README.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```\w*\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert blocks, f"README has no block below {title}"
     return [block.strip().splitlines() for block in blocks]

@@ -18,6 +18,8 @@ from ddm_ray.train.teachers import first_model
 from tests.data.appended import sums, write_digits
 from tests.train.conftest import SHORT
 
+pytestmark = pytest.mark.chaos
+
 
 def call(*words: str) -> str:
     done = CliRunner().invoke(main, words)

@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.counted_graphs import counted_graphs
 
+pytestmark = pytest.mark.chaos
+
 TINY = "--width 32 --heads 2 --depth 1 --image-size 8 --patch-size 4 --steps 1 --repeats 2 --experts 2 --batches 1 4"
 TINY += " --calls 1 3"
 

@@ -16,10 +16,13 @@ from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.arguments import listed
-from tests.conftest import BIN, ROOT, ddm
+from tests.conftest import BIN, ddm
+from tests.page_blocks import commands_of, pages, words_of
 from tests.random_run import make_data, make_run
 from tests.sampling import tiny_components
 from tests.test_sampling_settings import VALUES
+
+pytestmark = pytest.mark.integration
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -179,7 +182,7 @@ def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:
     run.store.write("partition/_MANIFEST.json", b"{")
     part = min((Path(run.url) / "rows").glob("part-*.parquet"))
     part.write_bytes(b"cut")
-    done = CliRunner().invoke(cli.main, ["status", run.url])
+    done = CliRunner().invoke(cli.main, ["status", run.url, "--long"])
     assert done.exit_code == 0
     assert re.search(r"partition +damaged .*_MANIFEST.json: not whole", done.output)
     assert re.search(
@@ -211,23 +214,15 @@ def test_help_teaches_by_example(verb: str) -> None:
     assert "ddm " in done.output.split("\n\n", 1)[1]
 
 
-def test_every_command_of_the_readme_parses() -> None:
-    readme = (ROOT / "README.md").read_text()
-    lines = [line.split("#")[0] for line in readme.splitlines() if line.startswith("ddm ")]
-    assert len(lines) >= 10
+def test_every_command_of_the_pages_parses(tmp_path: Path) -> None:
+    lines = [line for page in pages() for line in commands_of(page) if line.startswith("ddm ")]
+    assert len(lines) >= 150
     for line in lines:
-        _, verb, *arguments = shlex.split(line)
+        _, verb, *arguments = words_of(line.replace("/mnt/nvme", str(tmp_path)))
+        if verb.startswith("-"):
+            continue
         command: click.Command = cli.main.commands[verb]
-        if isinstance(command, click.Group):
+        if isinstance(command, click.Group) and arguments:
             verb, *arguments = arguments
             command = command.commands[verb]
-        context = command.make_context(verb, arguments, parent=click.Context(cli.main))
-        assert context.params
-
-
-def test_python_of_the_readme_runs(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(block.replace("runs/digits", f"{begun}/whole"), {})
-    assert (tmp_path / "three.png").stat().st_size > 50
+        command.make_context(verb, arguments, parent=click.Context(cli.main), resilient_parsing="--help" in arguments)

@@ -11,6 +11,8 @@ import yaml
 from ddm_ray.ray_internals import NO_COUNTERS
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.contract
+
 CONFIGS = ROOT / "cluster_configs"
 KINDS = {"RayCluster", "RayJob", "RayService"}
 TOKEN = "t" * 64

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from ddm_ray.cli import main
 from ddm_ray.evaluate.apart import apart_in_words
@@ -20,6 +21,7 @@ from ddm_ray.run.graph import MONOLITH, ROUTER, evaluation
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_trained
 from tests.conftest import BIN, heed_ctrl_c, wait_for
+from tests.random_run import make_run
 from tests.train.background import Background
 
 # The cheapest network, and so many steps of it that a process can be killed in the middle of them.
@@ -41,6 +43,26 @@ def start(folder: str, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def check_end(run: Run, output: str) -> None:
+    """The output ends with a sentence from the numbers, the report, the picture, and commands to go on with."""
+    folder = f"{run.url}/{evaluation('demo')}"
+    sentence = apart_in_words(json.loads(Path(f"{folder}/metrics.json").read_text()))
+    assert sentence is not None
+    before, _, after = output.partition(f"{folder}/mixture.png\n")
+    assert sentence in " ".join(before.split()) and f"{folder}/report.html\n" in before
+    assert after.startswith("\nnext:\n") and f"ddm sample {run.url} --class 9 " in after
+    assert Image.open(f"{folder}/mixture.png").width > 1000
+
+
+@pytest.mark.contract
+def test_it_ends_with_a_sentence_and_a_picture(tmp_path: Path) -> None:
+    run = make_run(str(tmp_path / "run"))
+    done = CliRunner().invoke(main, ["demo", "--recipe", "tiny", "--run", run.url])
+    assert done.exit_code == 0, done.output
+    check_end(run, done.output)
+
+
+@pytest.mark.chaos
 def test_demo_survives_ctrl_c_and_a_killed_worker(tmp_path: Path) -> None:
     """The disturbed demo ends with the bits of a router that was trained without Ray, and samples with it.
 
@@ -83,19 +105,17 @@ def test_demo_survives_ctrl_c_and_a_killed_worker(tmp_path: Path) -> None:
     assert sum(cost[artifact] for artifact in run.experts) == cost[MONOLITH]
     assert claimed(run.store, MONOLITH) == [1], "what was finished is left alone"
 
-    report = evaluation("demo")
-    metrics = json.loads(run.read(report, "metrics.json"))
+    assert run.finished(evaluation("demo"))
     files = {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
     again = CliRunner().invoke(main, ["demo", "--recipe", "tiny", "--run", folder, *LONGER])
     assert again.exit_code == 0 and f"ddm sample {folder} --class 9 " in again.output
     assert files == {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
     for output in (log.read_text(), again.output):
-        assert apart_in_words(metrics) in " ".join(output.split())
-        before, _, after = output.partition(f"{run.url}/{report}/mixture.png\n")
-        assert f"{run.url}/{report}/report.html\n" in before and after.startswith("\nnext:\n")
+        check_end(run, output)
     assert not OF_LIBRARIES.search(log.read_text()), log.read_text()
 
 
+@pytest.mark.contract
 def test_the_first_command_after_it_makes_the_others_known(monkeypatch: pytest.MonkeyPatch) -> None:
     activation = import_module("ddm_ray.cli.demo")._activation  # `ddm_ray.cli.demo` is the command
     monkeypatch.setenv("PATH", str(BIN))

@@ -1,8 +1,8 @@
-"""docs/mixture.md is a program that is run from top to bottom, prints what it shows, and draws its figures.
+"""The pages on the mixture are a program that is run from top to bottom, prints what it shows, and draws its figures.
 
-And the README names files that there are.
+And the architecture's table of rooms names files that there are.
 
-`python -m tests.test_docs` runs it and writes its outputs and figures anew.
+`python -m tests.test_docs` runs it and writes its outputs and figures again.
 """
 
 import re
@@ -11,14 +11,15 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.pages import Page, PageRun, check_text, same, write_anew
-from tests.readme import section
 
-MIXTURE = "docs/mixture.md"
+pytestmark = pytest.mark.integration
+
+MIXTURE = tuple(f"docs/concepts/{name}.md" for name in ("mixture", "mixture-strategies", "mixture-once"))
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> PageRun:
-    return PageRun.of(Page.read(MIXTURE), tmp_path_factory.mktemp("page"))
+    return PageRun.of(Page.read(*MIXTURE), tmp_path_factory.mktemp("page"))
 
 
 def test_the_page_shows_what_its_blocks_print(ran: PageRun) -> None:
@@ -30,7 +31,7 @@ def test_the_page_draws_the_figures_that_it_shows(ran: PageRun) -> None:
 
 
 def test_the_prose_quotes_only_what_the_last_output_shows_and_notes_name_their_source() -> None:
-    check_text(Page.read(MIXTURE), "0.79 of the images stay", "0.45 of the images stay")
+    check_text(Page.read(*MIXTURE), "0.79 of the images stay", "0.45 of the images stay")
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,9 @@ def test_a_number_that_drifted_would_be_found(shown: str, printed: str, equal: b
     assert same(shown, printed) is equal
 
 
-def test_files_that_the_readme_names_are_in_the_room_that_it_says() -> None:
-    rooms = [line.split("|")[1:3] for line in section("What is where").splitlines() if line.startswith("| `")]
+def test_files_that_the_table_of_rooms_names_are_in_the_room_that_it_says() -> None:
+    table = (ROOT / "docs/concepts/architecture.md").read_text().partition("\n## What is where\n")[2]
+    rooms = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
     named = 0
     for places, words in rooms:
         folders = re.findall(r"`([a-z_/]+/)`", places)
@@ -60,4 +62,4 @@ def test_files_that_the_readme_names_are_in_the_room_that_it_says() -> None:
 
 
 if __name__ == "__main__":
-    write_anew(Page.read(MIXTURE))
+    write_anew(Page.read(*MIXTURE))

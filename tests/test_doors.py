@@ -16,9 +16,11 @@ from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, Artifact, evaluation
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT, SUBMIT, Island, submit
+from tests.page_blocks import commands_of
 from tests.random_run import make_data, make_run
-from tests.readme import section
 from tests.train.conftest import SHORT
+
+pytestmark = pytest.mark.integration
 
 STEPS = 60
 SETTINGS = ("--set", f"expert.train.steps={STEPS}", "--set", f"router.train.steps={STEPS}")
@@ -51,12 +53,13 @@ def test_stages_through_their_doors(island_run: Run) -> None:
     assert claim_fields["island"] == "north" and claim_fields["job"].startswith("raysubmit_")
 
 
-def test_the_readmes_line_is_the_one_that_trained_an_expert_here() -> None:
+def test_the_pages_line_is_the_one_that_trained_an_expert_here() -> None:
     """But for the island's address, which RAY_ADDRESS may say, and the file of islands."""
-    (line,) = re.findall(r"`(ray job submit [^`]+)`", section("A run of your own"))
+    (line,) = commands_of("howto/machines.md", "ray job submit --working-dir")
     assert line == f"{SUBMIT} -- python jobs/train.py RUN expert 0"
 
 
+@pytest.mark.chaos
 def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path) -> None:
     run, picture = make_run(str(tmp_path / "run"), num_rows=200), tmp_path / "it.png"
     with ThreadPoolExecutor(2) as pool:
@@ -69,6 +72,7 @@ def test_sample_and_evaluate_through_their_doors(island: Island, tmp_path: Path)
     assert {row["model"] for row in metrics["models"]} == {"monolith", "once", "full", "top-1"}
 
 
+@pytest.mark.chaos
 def test_an_island_works_through_its_door(island: Island, tmp_path: Path) -> None:
     """On the cluster that it was submitted to, until what it is to train is finished."""
     run = make_data(str(tmp_path / "run"), settings=SHORT, num_rows=60)
@@ -91,13 +95,14 @@ def test_a_door_opens_on_the_verb_of_its_name(
     assert f"{door} [OPTIONS] RUN" in capsys.readouterr().out
 
 
+@pytest.mark.chaos
 def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
     with pytest.raises(AssertionError, match=r"error: RUN 'runs/x' is relative; a submitted job needs"):
         submit(island, "prepare", "runs/x")
 
 
 def test_status_reads_storage_alone(island_run: Run) -> None:
-    shown = CliRunner().invoke(main, ["status", island_run.url])
+    shown = CliRunner().invoke(main, ["status", island_run.url, "--long"])
     assert shown.exit_code == 0
     assert f"experts/000      finished  100%  {STEPS} steps, loss" in shown.output
     assert re.search(r"experts/001 +waiting +0%", shown.output)

@@ -27,6 +27,8 @@ from tests import kuberay
 from tests.conftest import ROOT
 from tests.engines import AGAIN_OR_NOT, Machine, blocks, document, gpus, ray_understands, understood, words_of
 
+pytestmark = pytest.mark.contract
+
 AWS, LAB = document("aws/cluster.yaml"), document("local/cluster.yaml")
 RAYJOB, RAYCLUSTER = kuberay.objects("rayjob.yaml"), kuberay.objects("raycluster.yaml")
 JOB = RAYJOB["RayJob"]["spec"]

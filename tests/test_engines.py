@@ -16,6 +16,8 @@ import pytest
 from tests.conftest import ROOT, wait_for
 from tests.engines import AGAIN_OR_NOT, Machine, blocks, document, understood, words_of
 
+pytestmark = pytest.mark.contract
+
 SKYPILOT = document("skypilot/island.yaml")
 SBATCH = ROOT / "cluster_configs/slurm/island.sbatch"
 DIRECTIVES = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", SBATCH.read_text(), re.MULTILINE))

@@ -16,6 +16,8 @@ from ddm_ray.run.run import Run
 from tests.conftest import ddm
 from tests.jobs.attempts import finish
 
+pytestmark = pytest.mark.contract
+
 AGAIN = {"StorageError", "RayAway", "GaveUp", "Preempted", "Overtaken"}
 KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DDMError)}
 
@@ -51,6 +53,7 @@ def test_train_exits_with(run: Run, arguments: str, code: int) -> None:
     assert "exit code" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.chaos
 def test_train_is_to_be_tried_again_while_storage_is_away() -> None:
     away = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true", "AWS_ACCESS_KEY_ID": "a"}
     done = ddm("train", "s3://lab/run", "expert", "0", timeout=60, AWS_SECRET_ACCESS_KEY="b", **away)

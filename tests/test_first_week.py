@@ -11,6 +11,8 @@ from ddm_ray.config import DataConfig
 from ddm_ray.data.images import decode
 from ddm_ray.data.sources import Encoded, open_source
 
+pytestmark = pytest.mark.contract
+
 
 def rows_of(config: DataConfig, folder: Path) -> list[Encoded]:
     source = open_source(config, str(folder))

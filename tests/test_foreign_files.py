@@ -21,6 +21,8 @@ from tests.foreign_files import plant, require_kept
 from tests.random_run import make_run
 from tests.run.artifacts import save_state
 
+pytestmark = pytest.mark.integration
+
 COMMANDS = {
     "export": ("export {run} {folder}", "export {run} {folder} --overwrite"),
     "export of a dense model": ("export {run} {folder} --model monolith", "export {run} {folder} --overwrite"),

@@ -3,10 +3,13 @@
 import os
 import signal
 
+import pytest
 import ray
 
 from tests.conftest import wait_for
 from tests.processes import command, state_of
+
+pytestmark = pytest.mark.integration
 
 
 @ray.remote(num_cpus=0)

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.test_layers import ROOT, modules
+
+pytestmark = pytest.mark.contract
 
 PREPARES = {
     "train.ray.preloaded": "loaded by the server that drivers are forked from alone, which heeds no SIGTERM",

@@ -12,8 +12,10 @@ import pytest
 
 from ddm_ray.cli import main
 
+pytestmark = pytest.mark.contract
+
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks", "study")
+FOLDERS = ("ddm_ray", "tests", "jobs", "serving", "benchmarks", "study", "examples")
 MOST_LINES = 350
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 # Words that say how a value came about, not what it is.
@@ -68,7 +70,7 @@ RAY = {
         for name in ("train_all", "driver", "fit", "leaving", "losses_of_workers", "preloaded", "room", "world")
     ),
     *(f"serve.cluster.{name}" for name in ("app", "codec", "direct_ingress", "expert_replica", "ingress", "mixture")),
-    *(f"serve.cluster.{name}" for name in ("remote_runner", "replicas", "server")),
+    *(f"serve.cluster.{name}" for name in ("remote_runner", "replicas", "server", "start")),
 }
 ABOVE = {"tests", "jobs", "serving", "benchmarks", "study", "ddm_ray_study"}
 

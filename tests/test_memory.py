@@ -49,6 +49,7 @@ def test_all_of_a_containers_memory_is_its_limit(monkeypatch: pytest.MonkeyPatch
         assert memory.total_bytes() == expected
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
 def test_without_a_limit_it_is_the_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str) -> None:
     assert free_in(monkeypatch, tmp_path, LIMITED | {"limit": limit}) == pytest.approx(MACHINE, rel=0.5)

@@ -25,6 +25,8 @@ from tests.published import publish_weights
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
+pytestmark = pytest.mark.contract
+
 LABELS = ["3", 1, None, "9", 0, "3"]
 
 

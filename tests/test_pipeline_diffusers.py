@@ -17,6 +17,8 @@ from tests.pretend_gpu import PretendGPU
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
+pytestmark = pytest.mark.contract
+
 LABELS = [3, 4, 5]
 HALVES = [(torch.bfloat16, "bf16", 0.02), (torch.float16, "fp16", 0.005)]
 

@@ -193,12 +193,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path, content: str, expected: str)
 
 
 def test_the_table_of_fields_is_that_of_the_code() -> None:
-    text = (ROOT / "cluster_configs/README.md").read_text()
+    text = (ROOT / "docs/reference/configuration.md").read_text().partition("\n## An island\n")[2].partition("\n## ")[0]
     for name, field in ISLAND_FIELDS.items():
-        default = field.get_default(call_default_factory=True)
-        shown_default = {"workers": "1", "resources_per_worker": "{CPU: 1}"}.get(name, str(default))
-        shown_default = {"None": "", "True": "true", "False": "false"}.get(shown_default, shown_default)
-        assert f"| `{name}` | {shown_default} | {field.description} |\n" in text
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{name}` | "))
+        assert line.endswith(f" | {field.description} |")
 
 
 def test_a_job_is_told_how_it_trains_and_not_how_to_reach_its_island(islands: str) -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from tests.test_layers import modules
 
+pytestmark = pytest.mark.contract
+
 # "whose" of one message is a promise to clients.
 KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3180,
+    "cli": 3470,
     "config": 1480,
     "core": 1880,
     "data": 8480,
@@ -22,14 +24,14 @@ MAX_LINES = {
     "islands": 1960,
     "jobs": 2520,
     "models": 2440,
-    "pictures": 550,
+    "pictures": 600,
     "run": 1870,
     "sampling": 4650,
     "serve": 5060,
     "store": 980,
     "top": 1760,
     "train": 5310,
-    "watch": 520,
+    "watch": 600,
 }
 
 

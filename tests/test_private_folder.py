@@ -13,6 +13,8 @@ import pytest
 from ddm_ray import ray_session
 from ddm_ray.ray_session import LOCK, PREFIX, busy_cores, private_folder
 
+pytestmark = pytest.mark.contract
+
 
 def killed_in_its_folder(cores: float = 0.0) -> Path:
     """The folder of a process that was killed while it had it, and kept `cores` busy."""

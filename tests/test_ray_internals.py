@@ -12,6 +12,8 @@ import ray
 from ddm_ray.errors import RayError
 from ddm_ray.ray_internals import INTERNALS, Internal
 
+pytestmark = pytest.mark.contract
+
 PACKAGE = Path(__file__).parent.parent / "ddm_ray"
 CORE = "core"
 """Stands for a module where Ray's C++ programs read a setting."""

@@ -1,4 +1,4 @@
-"""island.sbatch in a real Slurm: where Debian's slurm-wlm and munge are installed, as root, and by --every-call."""
+"""island.sbatch in a real Slurm: where Debian's slurm-wlm and munge are installed, as root."""
 
 import re
 from collections.abc import Iterator
@@ -11,13 +11,12 @@ from tests import slurm
 from tests.conftest import ddm, wait_for
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.chaos
 SBATCH = "cluster_configs/slurm/island.sbatch"
 
 
 @pytest.fixture(scope="module")
-def queue(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Queue]:
-    if not request.config.getoption("every_call"):
-        pytest.skip("asked for by --every-call: minutes")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Queue]:
     if not slurm.INSTALLED:
         pytest.skip("it needs root and Debian's packages slurm-wlm and munge")
     with slurm.queue(tmp_path_factory.mktemp("slurm")) as queue:
@@ -50,7 +49,7 @@ def test_a_job_trains_all_of_a_run(queue: slurm.Queue, tmp_path: Path) -> None:
     queue.wait_for_state(number, "COMPLETED", 300)
     for model in ("expert 0", "expert 1", "router"):
         assert f"{model.replace('expert ', 'experts/00')} " in queue.printed(number)
-    status = ddm("status", str(tmp_path / "run")).stdout
+    status = ddm("status", str(tmp_path / "run"), "--long").stdout
     assert len(re.findall(r"^  (?:experts/00[01]|router) +finished", status, re.MULTILINE)) == 3, status
     assert not (queue.folder / f".ddm/slurm-{number}").exists()
 

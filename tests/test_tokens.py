@@ -19,6 +19,8 @@ from tests.listeners import KNOWN, WRONG, ask, asked_by, is_refused, listeners, 
 from tests.processes import command, family
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.integration
+
 # A private Ray, which lives until the next line of standard input; then the island.
 PRIVATE = """
 import json, os, sys
@@ -182,6 +184,7 @@ def test_an_island_of_another_version_of_ray_is_told_in_one_line(island: Island,
     assert run.store.sizes("") == before
 
 
+@pytest.mark.chaos
 def test_a_private_ray_has_a_token_of_its_own_while_it_lasts(private: Private, island: Island) -> None:
     """Then the process joins the island, with the token that its user gave it, and with the one that a file has."""
     given, up = private.next(), private.next()

@@ -22,6 +22,8 @@ from tests.data.sources.test_sources import write_folder
 from tests.jobs.attempts import beat, finish
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.contract
+
 
 def ddm(*words: str) -> Result:
     return CliRunner().invoke(cli.main, list(words))
@@ -136,7 +138,8 @@ def test_a_recipe_is_shown_as_a_recipe_with_its_sizes(name: str, tmp_path: Path)
 
 
 def test_the_page_of_all_fields_is_that_of_the_types() -> None:
-    assert (ROOT / "docs/configuration.md").read_text() == page(), "write it anew: ddm fields --markdown > docs/..."
+    written = (ROOT / "docs/reference/configuration.md").read_text()
+    assert written == page(), "write it again: ddm fields --markdown > docs/reference/configuration.md"
     assert ddm("fields", "--markdown").output == page()
     assert "| `steps` | whole number above 0 | required | " in page()
 

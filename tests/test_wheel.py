@@ -13,7 +13,9 @@ import pytest
 
 from tests.conftest import ROOT
 
-READ_AT_RUN_TIME = ("recipes/*.yaml", "pictures/templates/*", "serve/http/page/*")
+pytestmark = pytest.mark.contract
+
+READ_AT_RUN_TIME = ("py.typed", "recipes/*.yaml", "pictures/templates/*", "serve/http/page/*")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
 
     An artifact is used only after you have accepted it; `ddm status` shows what waits. The command compares each file
     with its checksum, and a network with run.json. It then copies the manifest below RUN/accepted, where islands can't
-    write (cluster_configs/README.md has the rights for a bucket). From then on every command uses exactly these bytes,
+    write (docs/howto/buckets.md has the rights for a bucket). From then on every command uses exactly these bytes,
     or names the file that was altered. With --all, artifacts that are refused are named and the others are accepted.
 
     \b

@@ -2,7 +2,7 @@
 
 import click
 
-from ddm_ray.cli.command import RUN, main, say, warn
+from ddm_ray.cli.command import RUN, main, say, waiting, warn
 from ddm_ray.spelling import some
 
 
@@ -35,7 +35,8 @@ def append(run_url: str, settings: tuple[str, ...], source: str | None) -> None:
     from ddm_ray.data.append import append as begin
     from ddm_ray.run.run import Run
 
-    appending = begin(Run.open(run_url), parse_steps(settings), source)
+    with waiting("looking for new files"):
+        appending = begin(Run.open(run_url), parse_steps(settings), source)
     new = appending.new
     say(f"{len(new.files):,} new files in {new.plan.source}")
     if new.changed:

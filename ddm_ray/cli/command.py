@@ -1,11 +1,13 @@
 """The `ddm` command, and what its verbs share: RUN, one-line errors, the live view of a stage."""
 
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial, wraps
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.st
 
 STDERR = 2
 """The descriptor to which libraries write."""
+MAIN_LIBRARIES = ("torch", "numpy", "ray", "deepspeed", "timm", "transformers", "diffusers", "pyarrow", "obstore")
+"""Packages on which results and faults depend most, as `--version` lists them."""
 
 
 class OneLineErrors(click.Group):
@@ -101,7 +105,7 @@ INDEX = click.argument("index", type=int, required=False)
 ISLANDS = click.option(
     "--islands",
     metavar="FILE",
-    help="YAML file that says where and how to run (see cluster_configs/README.md). Default: one worker on one CPU.",
+    help="YAML file that says where and how to run (docs/howto/machines.md). Default: one worker on one CPU.",
 )
 ISLAND = click.option("--island", metavar="NAME", help="Name of this island in that file.")
 ISLANDS_WITH_JOBS = click.option(
@@ -137,8 +141,27 @@ def with_extras(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
     return decorate
 
 
+def _print_versions(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    """Print our version and those of Python and MAIN_LIBRARIES as installed. Imports none of them."""
+    if not asked or ctx.resilient_parsing:
+        return
+    lines = [f"ddm, version {__version__}", f"python {platform.python_version()}"]
+    for library in MAIN_LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            lines.append(f"{library} {metadata.version(library)}")
+    click.echo("\n".join(lines))
+    ctx.exit()
+
+
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ddm")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_versions,
+    help="Show the versions of ddm and of its main libraries, and exit.",
+)
 def main() -> None:
     """Train one diffusion model on computers that never talk to each other, and serve it.
 
@@ -226,27 +249,41 @@ def ray_with_scratch(
     return session
 
 
+@contextmanager
+def progress(title: str, name: str, note: str = "starting") -> Iterator[Callable[[float, str], None]]:
+    """Show a live view of one row while a command works, and yield the function that sets its share and note."""
+    from ddm_ray.watch.live_view import LiveView
+
+    with LiveView(title, [name], phrase=phrase) as view:
+        view.show(name, 0.0, note)
+        yield partial(view.stage, name)
+        view.stage(name, 1.0)
+
+
+@contextmanager
+def waiting(note: str) -> Iterator[None]:
+    """Show a note on a terminal while a command works for some seconds. It disappears, and a log doesn't get it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(note) if console.is_terminal else nullcontext():
+        yield
+
+
 def make(run_url: str, artifact: Artifact, stage: Callable[[Any, Any], None], mends: bool = False) -> Any:
     """Run `stage(run, report)` with a live view unless the artifact is finished, and print its description.
 
     `mends`: the stage also runs for a finished artifact, to make missing files again.
     """
-    from functools import partial
-
     from ddm_ray.jobs.describe import describe
     from ddm_ray.jobs.status import status
     from ddm_ray.run.run import Run
-    from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
     if not run.finished(artifact):
-        with LiveView(run.url, [artifact], phrase=phrase) as view:
-            view.show(artifact, 0.0, "starting")
-            stage(run, partial(view.stage, artifact))
-            view.stage(artifact, 1.0)
+        with progress(run.url, artifact) as report:
+            stage(run, report)
     elif mends:
         stage(run, None)
     say(f"{artifact}: {describe(status(run, artifact), phrase)}")
-    if artifact.trains:
-        say_extensions(run)
     return run

@@ -2,14 +2,13 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from pydantic import ValidationError
 
-from ddm_ray.cli.command import main, say
+from ddm_ray.cli.command import main, progress, say
 from ddm_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,10 +57,8 @@ def compare(
             raise ConfigError(f"{path}: there is no folder {Path(path).parent}")
     network = _features(features) if features is not None else None
     evaluations = _sides(sides)
-    with click.progressbar(length=100, label="measuring", file=sys.stderr) as bar:
-        comparison = compared(
-            evaluations, models, lambda share, _: bar.update(round(100 * share) - bar.pos), features=network
-        )
+    with progress(output, "compare") as report:
+        comparison = compared(evaluations, models, report, features=network)
     for text in comparison_table(comparison).split("\n"):
         say(text)
     Path(output).write_text(render_comparison(comparison))

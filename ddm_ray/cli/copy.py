@@ -1,11 +1,8 @@
 """The verb that copies artifacts of a run from one store to another, for islands without common storage."""
 
-from functools import partial
-
 import click
 
-from ddm_ray.cli.command import RunUrl, main, say, warn
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.command import RunUrl, main, progress, say, warn
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import amount
 
@@ -33,7 +30,6 @@ def copy(source: str, destination: str, artifact: str | None) -> None:
     from ddm_ray.jobs import copying
     from ddm_ray.run.graph import Artifact
     from ddm_ray.run.run import Run
-    from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(source)
     try:
@@ -41,9 +37,8 @@ def copy(source: str, destination: str, artifact: str | None) -> None:
     except ValueError as error:
         named = "write it as experts/003, router, partition or partition/shards/cluster=003"
         raise ConfigError(str(error), named) from None
-    with LiveView(f"{run.url} to {destination}", ["copy"], phrase=phrase) as view:
-        copied = copying.copy(run, destination, chosen, partial(view.stage, "copy"))
-        view.stage("copy", 1.0)
+    with progress(f"{run.url} to {destination}", "copy") as report:
+        copied = copying.copy(run, destination, chosen, report)
     for each in copied:
         written = f"{each.written} of {each.files} files written" if each.written else "nothing to write"
         say(f"{each.artifact}: {amount(each.bytes)}, {written}")

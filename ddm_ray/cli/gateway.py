@@ -8,8 +8,8 @@ from ddm_ray.errors import ConfigError
 
 @main.command()
 @click.argument("proxies", metavar="HOST:PORT...", nargs=-1, required=True)
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option("--insecure", is_flag=True, help="Listen on other addresses though a proxy answers without a token.")
 def gateway(proxies: tuple[str, ...], host: str, port: int, insecure: bool) -> None:
     """Forward requests to Ray Serve's proxies, HOST:PORT each, until Ctrl-C. Repeat a request if a proxy is lost.

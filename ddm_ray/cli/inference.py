@@ -1,17 +1,29 @@
-"""Verbs that use a finished mixture: sample, export, serve."""
+"""Verbs that use a finished mixture: sample and export."""
 
 import os
 import re
+import shutil
+import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, RUN, OneOf, main, say
-from ddm_ray.cli.devices import DEVICE, device_of, served_device
+from ddm_ray.cli.command import RUN, OneOf, main, progress, say
+from ddm_ray.cli.devices import DEVICE, device_of
 from ddm_ray.cli.field_options import FieldsCommand
+from ddm_ray.cli.step_bar import StepBar
+from ddm_ray.data import OnProgress, phase
 from ddm_ray.errors import ConfigError
 from ddm_ray.run.graph import EXTRAS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ddm_ray.pipeline import DDMPipeline
+
+LOADING = "loading networks"
 
 
 @main.command(cls=FieldsCommand, model="ddm_ray.config:SamplingSettings")
@@ -64,6 +76,12 @@ from ddm_ray.run.graph import EXTRAS
 @click.option(
     "--trace", metavar="FILE", help="Also write a .png that shows which expert painted which image, step by step."
 )
+@click.option(
+    "--no-show",
+    is_flag=True,
+    envvar="DDM_NO_SHOW",
+    help="Don't show the picture in the terminal. kitty, iTerm2, WezTerm and Ghostty can. Default: $DDM_NO_SHOW.",
+)
 def sample(
     run_url: str,
     classes: tuple[str, ...],
@@ -76,6 +94,7 @@ def sample(
     out_dir: str | None,
     ending: str,
     trace: str | None,
+    no_show: bool,
     **settings: Any,
 ) -> None:
     """Sample images from the finished mixture into one picture, with a row per class.
@@ -111,25 +130,21 @@ def sample(
     from ddm_ray.pictures.fonts import font_for
     from ddm_ray.pictures.grid import FONT_SIZE, GridRow, grid
     from ddm_ray.pictures.images import to_pil
-    from ddm_ray.pipeline import DDMPipeline
     from ddm_ray.sampling.trace import require_matplotlib
 
     if trace is not None:
         require_matplotlib()
 
-    if (Path(run_url) / "model_index.json").is_file():
-        if model != "mixture":
-            raise ConfigError(f"--model {model}: {run_url} is exported, and holds what it holds; leave it out")
-        pipeline = DDMPipeline.from_pretrained(run_url, device_of(device))
-    else:
-        pipeline = DDMPipeline.from_run(run_url, device_of(device), model)
-    names, conditions = _conditions(pipeline, run_url, classes, prompts)
-    num_images = num * len(conditions)
-    kind = "prompt" if pipeline.models.info.num_classes is None else "class_labels"
-    seeds = range(seed, seed + num_images)
-    given: dict[str, Any] = {kind: conditions, **settings}
-    output = pipeline(**given, num_images_per_prompt=num, seeds=seeds, output_type="pt")
-    assert isinstance(output.images, Tensor)
+    with progress(run_url, "sample", LOADING) as report:
+        pipeline = _opened(run_url, model, device_of(device), phase(report, 0.0, 0.1))
+        names, conditions = _conditions(pipeline, run_url, classes, prompts)
+        num_images = num * len(conditions)
+        kind = "prompt" if pipeline.models.info.num_classes is None else "class_labels"
+        seeds = range(seed, seed + num_images)
+        given: dict[str, Any] = {kind: conditions, **settings}
+        pipeline.set_progress_bar_config(tqdm_class=partial(StepBar, phase(report, 0.1, 0.99)))
+        output = pipeline(**given, num_images_per_prompt=num, seeds=seeds, output_type="pt")
+        assert isinstance(output.images, Tensor)
     labels = names
     if not font_for(names, FONT_SIZE):
         labels = [str(number) for number in range(1, len(names) + 1)]
@@ -139,8 +154,11 @@ def sample(
     rows = [GridRow(label, 2 * output.images[i * num : (i + 1) * num] - 1) for i, label in enumerate(labels)]
     which = f"{num_images} images, seeds {seed} to {seed + num_images - 1}"
     if out is not None:
-        write(grid(rows), out)
+        picture = grid(rows)
+        write(picture, out)
         say(f"{out}: {which}")
+        if not no_show:
+            _show(picture)
     if out_dir is not None:
         for number, picture in enumerate(to_pil(output.images)):
             write(picture, Path(out_dir, file_name(names[number // num], seeds[number], f".{ending}")))
@@ -148,6 +166,28 @@ def sample(
     if trace is not None:
         output.plot_routing(trace)
         say(f"{trace}: which expert painted them, step by step")
+
+
+def _opened(run_url: str, model: Any, device: str, on_progress: OnProgress) -> "DDMPipeline":
+    """The pipeline of a run, or of a folder that was exported."""
+    from ddm_ray.pipeline import DDMPipeline
+
+    def on_loaded(loaded: int, total: int) -> None:
+        on_progress(loaded / total, f"{LOADING}: {loaded} of {total}")
+
+    if (Path(run_url) / "model_index.json").is_file():
+        if model != "mixture":
+            raise ConfigError(f"--model {model}: {run_url} is exported, and holds what it holds; leave it out")
+        return DDMPipeline.from_pretrained(run_url, device, on_loaded=on_loaded)
+    return DDMPipeline.from_run(run_url, device, model, on_loaded=on_loaded)
+
+
+def _show(picture: "Image") -> None:
+    """Draw a picture in the terminal, if it can."""
+    from ddm_ray.pictures.terminal import inline, protocol
+
+    if sys.stdout.isatty() and (known := protocol(os.environ)):
+        click.echo(inline(picture, known, shutil.get_terminal_size().columns), nl=False)
 
 
 def _conditions(
@@ -194,7 +234,6 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
       ddm export runs/digits exported
       ddm export runs/digits student --model student --license cc-by-4.0
     """
-    from ddm_ray.pipeline import DDMPipeline
     from ddm_ray.sampling.export_folder import require_free
 
     if license_name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", license_name):
@@ -203,7 +242,12 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
         raise ConfigError("--license is for the card of a dense model: name one with --model")
     require_free(folder, overwrite, "--overwrite")
     if model == "mixture":
-        DDMPipeline.from_run(run_url).save_pretrained(folder, overwrite=overwrite)
+        from ddm_ray.sampling import pretrained
+
+        with progress(run_url, "export", LOADING) as report:
+            pipeline = _opened(run_url, model, "cpu", phase(report, 0.0, 0.5))
+            on_written = partial(_written, phase(report, 0.5, 0.99))
+            pretrained.save(pipeline.components, folder, overwrite, on_written)
         say(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
         return
     from ddm_ray.run.run import Run
@@ -211,59 +255,12 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
     from ddm_ray.sampling.dense_export import save_dense
 
     run = Run.open(run_url)
-    components = DDMPipeline.from_run(run, model=model).components
-    save_dense(components, model_card(run, model, license_name), folder, overwrite)
+    with progress(run_url, "export", LOADING) as report:
+        components = _opened(run_url, model, "cpu", phase(report, 0.0, 0.5)).components
+        report(0.5, "writing")
+        save_dense(components, model_card(run, model, license_name), folder, overwrite)
     say(f"{folder}: a pipeline that diffusers opens without ddm-ray; README.md says how")
 
 
-@main.command(
-    cls=FieldsCommand, model="ddm_ray.serve.cluster.args:ServeArgs", but=("run", "device", "local"), with_defaults=True
-)
-@RUN
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
-@DEVICE
-@click.option(
-    "--insecure",
-    is_flag=True,
-    help="Serve other machines without a token. On this machine only: also answer requests to host names other than"
-    " localhost, for use behind a proxy.",
-)
-@ADDRESS
-def serve(run_url: str, host: str, port: int, address: str | None, insecure: bool, device: str, **others: Any) -> None:
-    """Serve the mixture over HTTP until Ctrl-C: OpenAI's POST /v1/images/generations, and a page at /.
-
-    Experts that still train are served with their newest published weights, which are replaced as newer ones appear.
-    An expert without weights is left out, and answers say so.
-
-    \b
-      ddm serve runs/digits --port 8000
-      curl -s localhost:8000/v1/images/generations -H 'content-type: application/json' \\
-           -d '{"prompt": "7", "seed": 1, "response_format": "png"}' -o seven.png
-
-    To serve users of other machines, make a token for each and name the file:
-
-    \b
-      openssl rand -hex 32 >> tokens
-      ddm serve runs/digits --host 0.0.0.0 --token-file tokens
-    """
-    from pydantic import ValidationError
-
-    from ddm_ray.config import invalid_fields
-    from ddm_ray.environment import prepare_serve
-    from ddm_ray.serve.cluster.haproxy import find_haproxy
-
-    prepare_serve(direct_ingress=find_haproxy() is not None)
-    from ddm_ray.run.run import Run
-    from ddm_ray.serve.cluster.args import ServeArgs
-    from ddm_ray.serve.cluster.server import serve_run
-
-    for name in ("token_file", "pin_file"):
-        path = others[name]
-        others[name] = path if path is None or "://" in path else os.path.abspath(path)
-    try:
-        args = ServeArgs(run=Run.open(run_url).url, device=served_device(device, address), **others)
-    except ValidationError as error:
-        raise ConfigError(invalid_fields(error)) from None
-    say("starting Ray and Serve ...")
-    serve_run(args, port, host, address, insecure)
+def _written(on_progress: OnProgress, written: int, total: int) -> None:
+    on_progress(written / total, f"writing experts: {written} of {total}")

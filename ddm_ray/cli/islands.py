@@ -2,7 +2,7 @@
 
 import click
 
-from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say
+from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say, waiting
 from ddm_ray.cli.fixes import words
 from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Give
@@ -39,7 +39,8 @@ def list_workers(run_url: str) -> None:
     from ddm_ray.islands.list_workers import list_workers, worker_line
 
     run = Run.open(run_url)
-    calls = list_workers(run.store)
+    with waiting("looking for signs of life"):
+        calls = list_workers(run.store)
     for worker, lives in sorted(calls.items(), key=lambda call: call[0].id):
         say(worker_line(worker, lives))
     if not calls:

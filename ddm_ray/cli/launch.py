@@ -39,8 +39,9 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
     Nothing depends on this command. You may kill it, start it again on any machine, or run it twice, since an island
     has one such job at a time. First it starts a job on each island without one. Later it restarts jobs that were lost
     or ended with exit code 75. It doesn't restart a job that ended with exit code 1, where something must be mended, or
-    that a person stopped. Meanwhile it shows what is trained, and where. If FILE has changed, start the command
-    again.
+    that a person stopped. If no job is left to restart, it ends: with exit code 1 if something must be mended, with 0
+    if a person stopped the others. Meanwhile it shows what is trained, and where. If FILE has changed, start the
+    command again.
 
     \b
       ddm launch s3://lab/run7 --islands islands.yaml

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddm_ray.cli.command import ISLAND, ISLANDS, RUN, main, say, warn, with_extras
+from ddm_ray.cli.command import ISLAND, ISLANDS, RUN, main, progress, say, warn, with_extras
 from ddm_ray.cli.devices import GPU, placed, require_gpu
 from ddm_ray.cli.train import sharing
+from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import DDMError
 from ddm_ray.spelling import amount
 
@@ -45,8 +46,8 @@ def plan(
     site = site.model_copy(update={"train": placed(site.train, gpu)})
     if site.train.use_gpu:
         require_gpu(None)
-    say("taking trial steps, some seconds a model, on a GPU after compiling ...", err=True)
-    planned = _planned(run, site, extras, measures=True)
+    with progress(run.url, "plan", "trial steps, some seconds a model, on a GPU after compiling") as report:
+        planned = _planned(run, site, extras, report)
     if as_json:
         click.echo(json.dumps(asdict(planned), indent=1))
     else:
@@ -58,12 +59,13 @@ def outlook(run: "Run") -> None:
     from ddm_ray.placement import Island
 
     try:
-        _show(_planned(run, Island(), [], measures=False))
+        _show(_planned(run, Island(), [], None))
     except (DDMError, ModuleNotFoundError) as error:
         warn(f"what it takes isn't known: {error}")  # the run has begun nevertheless
 
 
-def _planned(run: "Run", site: Any, extras: list[str], measures: bool) -> "RunPlan":
+def _planned(run: "Run", site: Any, extras: list[str], report: OnProgress | None) -> "RunPlan":
+    """The plan, with trial steps on which `report` is called; None: without."""
     from ddm_ray.cores import usable_cores
     from ddm_ray.islands.plan import plan as plan_run
     from ddm_ray.run.graph import wanted_of
@@ -71,7 +73,7 @@ def _planned(run: "Run", site: Any, extras: list[str], measures: bool) -> "RunPl
     trained = wanted_of(run.config, extras)
     if not site.name:
         site = site.model_copy(update={"train": sharing(site.train, len(trained), usable_cores())})
-    return plan_run(run, trained, site, measures)
+    return plan_run(run, trained, site, report is not None, report or no_progress)
 
 
 def _show(plan: "RunPlan") -> None:

@@ -8,14 +8,16 @@ from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import amount
 
 PAGE = """\
-# The configuration of a run and of a server
+# The configuration of a run, an island and a server
 
-Written by `ddm fields --markdown` from the types in `ddm_ray/config/`. A recipe is a YAML file of these fields, and
-`ddm init RUN --recipe NAME --set data.image_size=64` changes one. `ddm recipes` lists the recipes that are shipped.
-Where a run is made, and how fast, is no part of it: that is an island's file
-([cluster_configs](../cluster_configs/README.md)). Packages that are installed may add sources and formats
-(`ddm_ray/data/sources/registry.py`), which `ddm fields data.` lists with ours. The last section has the arguments of a
-server: options of `ddm serve`, and `args` in a Serve configuration such as `serving/mixture.yaml`.
+Written by `ddm fields --markdown` from the types in `ddm_ray/`. It has three parts:
+
+- [The run](#the-run): what a run is. A recipe is a YAML file of these fields, and
+  `ddm init RUN --recipe NAME --set data.image_size=64` changes one. `ddm recipes` lists the recipes that are shipped.
+  Installed packages may add sources and formats, which `ddm fields data.` lists with ours.
+- [An island](#an-island): where and how it trains, as `islands.yaml` says, or `--placement` as JSON. This is no part of
+  what a run is, and may change at any time. [Train on several machines](../howto/machines.md) shows such a file.
+- [The server](#the-server): options of `ddm serve`, and `args` in a Serve configuration such as `serving/mixture.yaml`.
 """
 
 
@@ -64,7 +66,7 @@ def show(name: str) -> None:
 
 @main.command()
 @click.argument("pattern", default="")
-@click.option("--markdown", is_flag=True, help="Print all as the page docs/configuration.md.")
+@click.option("--markdown", is_flag=True, help="Print all as the page docs/reference/configuration.md.")
 def fields(pattern: str, markdown: bool) -> None:
     """Show all fields of a configuration: values, default, advice. With PATTERN only those that have it in their name.
 
@@ -96,13 +98,15 @@ def fields(pattern: str, markdown: bool) -> None:
 
 
 def page() -> str:
-    """docs/configuration.md."""
+    """docs/reference/configuration.md."""
     from ddm_ray.config import RunConfig
     from ddm_ray.config.fields import field_groups
+    from ddm_ray.placement import IslandFields
     from ddm_ray.serve.cluster.args import ServeArgs
 
     lines, values = [PAGE], registered(ours=True)
     groups = [("The run", group) for group in field_groups(RunConfig)]
+    groups += [("An island", group) for group in field_groups(IslandFields)]
     groups += [("The server", group) for group in field_groups(ServeArgs)]
     for top, group in groups:
         title = ", ".join(f"`{path}`" if path else top for path in group.paths)

@@ -23,13 +23,13 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
     The rows then needn't be where the router is trained: with partition.method=given no row leaves its owner, and the
     run still has a router. router.replay is the total number of images; each expert samples a share as large as its
     share of the rows. The images reveal no more of the rows than the partition's counts by class, unless an expert has
-    memorized images (`ddm evaluate` measures this as `copied`). You may kill this command at any moment; the same
-    command continues. `ddm status RUN` shows its progress.
+    memorized images. You may kill this command at any moment; the same command continues. `ddm status RUN` shows its
+    progress.
 
     \b
-      ddm init centre --recipe images64 --set partition.method=given --set partition.num_clusters=2 \\
-        --set data.num_classes=1 --set router.replay=20000
-      ...                                   shards and experts as README's "Other sources of images" shows
+      ddm copy north centre                 what each owner has made: docs/howto/owners.md
+      ddm copy south centre
+      ddm partition centre
       ddm replay centre
       ddm train centre router
     """

@@ -1,16 +1,21 @@
 """Verbs on a whole run: init begins it; status and watch show its progress."""
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, warn
+from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, waiting, warn
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import some
+
+PIPE_COLUMNS = 80
+"""Width of a table that isn't for a terminal."""
 
 
 @main.command(cls=SourcesCommand)
@@ -75,7 +80,8 @@ def _look(config: Any) -> None:
         return
     from ddm_ray.data.sources.look import look
 
-    seen = look(config)
+    with waiting("looking at the images"):
+        seen = look(config)
     for line in seen.lines:
         say(line)
     for warning in seen.warnings:
@@ -97,22 +103,25 @@ def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], 
 
 @main.command()
 @RUN
+@click.option("--long", "in_full", is_flag=True, help="Show everything: speeds, places, held-out losses, saved states.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as one JSON object.")
-def status(run_url: str, as_json: bool) -> None:
-    """Show which artifacts of RUN are finished, begun, failed or waiting. Only storage is read.
+def status(run_url: str, in_full: bool, as_json: bool) -> None:
+    """Show how far RUN is: a line for the images, the partition and each model. Only storage is read.
 
-    For a failed job the command says why, and how to continue. It waits until each begun job gives a sign of life,
-    usually some seconds, at most a minute. A job is silent, and may be dead, if its heartbeat doesn't change for 10
-    seconds and for three of its usual pauses. The command also names where each job runs (island, host, Ray job), warns
-    if islands have different versions of libraries, and names the runs that extend RUN.
+    Below the table the command says what went wrong, and how to continue. It waits until each begun job gives a sign of
+    life, usually some seconds, at most a minute. A job is silent, and may be dead, if its heartbeat doesn't change for
+    10 seconds and for three of its usual pauses. The command also warns if islands have different versions of
+    libraries, and names the runs that extend RUN. With --long it names all artifacts, and where each job runs (island,
+    host, Ray job).
 
     \b
       ddm status runs/digits
+      ddm status runs/digits --long
       ddm status runs/digits --json
     """
-    from ddm_ray.jobs.describe import line
     from ddm_ray.jobs.launches import last_loss
     from ddm_ray.jobs.observer import survey_once
+    from ddm_ray.jobs.status import newest_picture
     from ddm_ray.jobs.versions import differences
     from ddm_ray.run.run import Run
 
@@ -120,20 +129,49 @@ def status(run_url: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_as_json(run), indent=1))
         return
-    say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
-    if run.base and run.appends:
-        say(f"  appends {run.appends.files:,} files to {run.base.url}, and continues with its clusters and weights")
-    elif run.base:
-        say(f"  continues {run.base.url}, and shares its rows and partition")
-    statuses = survey_once(run)
-    for each in statuses:
-        say(f"  {line(each, phrase)}")
+    with waiting("looking for signs of life"):
+        statuses = survey_once(run)
+    (_show_all if in_full else _show_short)(run, statuses)
+    if painted := newest_picture(statuses):
+        say(f"newest picture: {painted}")
     say_extensions(run)
     for each in statuses:
         if each.state == "begun" and each.job and each.job.files and (why := last_loss(run.store, each.job.files)):
             warn(f"{each.artifact}: an attempt was lost: {why}")
     for difference in differences(statuses):
         warn(f"jobs have different versions of {difference}")
+
+
+def _show_all(run: Any, statuses: list[Any]) -> None:
+    from ddm_ray.jobs.describe import line
+
+    say(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
+    _say_base(run)
+    for each in statuses:
+        say(f"  {line(each, phrase)}")
+
+
+def _show_short(run: Any, statuses: list[Any]) -> None:
+    from ddm_ray.cli.short_status import notes, table
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else PIPE_COLUMNS
+    say(f"run {run.config.name!r}, configuration {run.fingerprint}")
+    say(f"  at {run.url}")
+    _say_base(run)
+    for line, text in table(statuses, width):
+        colour = "red" if line.alarm else "green" if line.word == "finished" else None
+        click.secho(text, fg=colour, dim=line.word == "waiting")
+    for text in notes(statuses, width if terminal else None):
+        say(text)
+
+
+def _say_base(run: Any) -> None:
+    """Name the run that this one continues, if there is one."""
+    if run.base and run.appends:
+        say(f"  appends {run.appends.files:,} files to {run.base.url}, and continues with its clusters and weights")
+    elif run.base:
+        say(f"  continues {run.base.url}, and shares its rows and partition")
 
 
 def _as_json(run: Any) -> dict[str, Any]:
@@ -229,7 +267,9 @@ def watch(
     if once:
         if prometheus is not None:
             raise ConfigError("--once looks once: leave out --prometheus")
-        for each in survey_once(run):
+        with waiting("looking for signs of life"):
+            statuses = survey_once(run)
+        for each in statuses:
             say(line(each, phrase))
         say_extensions(run)
         return

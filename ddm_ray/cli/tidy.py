@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import RUN, main
+from ddm_ray.cli.command import RUN, main, waiting
 from ddm_ray.spelling import amount
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
     from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
-    left = leftovers(run, milestones)
+    with waiting("listing objects"):
+        left = leftovers(run, milestones)
     if left:
         _show(left)
         if delete_them:
-            delete_garbage(run, left)
+            with waiting("deleting"):
+                delete_garbage(run, left)
             click.echo("deleted")
         else:
             click.echo("nothing was deleted; --delete does it")

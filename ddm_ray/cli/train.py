@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -17,8 +18,8 @@ from ddm_ray.cli.command import (
     RUN,
     OneOf,
     main,
-    make,
     say,
+    say_extensions,
     trained,
     with_extras,
 )
@@ -26,6 +27,7 @@ from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import by, next_of, phrase
 from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.run.graph import Artifact, wanted_of
+from ddm_ray.spelling import some
 
 ALL = "all"
 
@@ -56,6 +58,9 @@ def train(
     GPUs) and memory allow; the others wait. It includes monolith and student only with --monolith and --student.
     Finished models are skipped. If one fails, the others go on.
 
+    As training goes on, pictures of what the models sample appear below RUN, at 1/64 of the steps at the earliest. They
+    take 1 % of the time at most. The command and `ddm status` say where the newest lies.
+
     An expert needs only run.json and its own shard. You may kill this command at any moment; the same command continues
     from the last saved states. If it runs twice, the older one ends within a minute, and the first commit counts.
 
@@ -69,11 +74,8 @@ def train(
       ddm train runs/digits student
       ddm train s3://bucket/run7 expert 3 --islands islands.yaml --island room-2
     """
-    from ddm_ray.jobs.launches import Launch, noted
-    from ddm_ray.jobs.stops import StopRequests
     from ddm_ray.placement import load_island
     from ddm_ray.run.run import Run
-    from ddm_ray.submitted import submitted_job
 
     run = Run.open(run_url)
     if model == ALL:
@@ -86,48 +88,68 @@ def train(
     if extras:
         raise ConfigError(f"--{extras[0]} is for all: train {model} trains that alone; leave it out")
     artifact = trained("train", model, index, len(run.experts))
-
-    def stage(run: Any, report: Any) -> None:
-        StopRequests(run.store, artifact, None).require_none()
-        # This comes first, so that other machines see why a job ended here.
-        with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
-            site = load_island(islands, island)
-            site = site.model_copy(update={"train": placed(site.train, gpu)})
-            for input_artifact in run.inputs(artifact):
-                run.require(input_artifact)
-            from ddm_ray.jobs.describe import describe
-
-            def watch(statuses: list[Any]) -> None:
-                for job in statuses:
-                    if job.state != "waiting":
-                        report(job.fraction, describe(job, by("this command")))
-
-            def starting(_: Artifact) -> None:
-                report(0.0, "starting a training worker")
-
-            launch = replace(launch, island=site.name)
-            _train(run, [artifact], site, address, watch, starting, bool(gpu), launch)
-
-    made = make(run_url, artifact, stage)
-    if not islands and (following := next_of(made, run_url)):
+    _train_one(run, artifact, partial(load_island, islands, island), island, gpu, address)
+    if not islands and (following := next_of(run, run_url)):
         say(f"next: {following}")
+
+
+def _train_one(
+    run: Any, artifact: Artifact, load: Callable[[], Any], island: str | None, gpu: bool | None, address: str | None
+) -> None:
+    """Train one artifact, unless it is finished, with a live view, and print the result."""
+    from ddm_ray.jobs.launches import Launch, noted
+    from ddm_ray.jobs.stops import StopRequests
+    from ddm_ray.submitted import submitted_job
+    from ddm_ray.watch.live_view import LiveView
+
+    if not run.finished(artifact):
+        with LiveView(run.url, [artifact], phrase=by("this command")) as view:
+            view.show(artifact, 0.0, "starting")
+            StopRequests(run.store, artifact, None).require_none()
+            # This comes first, so that other machines see why a job ended here.
+            with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
+                site = load()
+                site = site.model_copy(update={"train": placed(site.train, gpu)})
+                for input_artifact in run.inputs(artifact):
+                    run.require(input_artifact)
+                launch = replace(launch, island=site.name)
+                _train(run, [artifact], site, address, view.jobs, _starting(view), bool(gpu), launch)
+            view.stage(artifact, 1.0)
+    _tell(run, [artifact])
+    say_extensions(run)
+
+
+def _starting(view: Any) -> Callable[[Artifact], None]:
+    """A function that says in a live view that an artifact's worker starts."""
+
+    def starting(artifact: Artifact) -> None:
+        view.show(artifact, 0.0, "starting a training worker")
+
+    return starting
+
+
+def _tell(run: Any, artifacts: list[Artifact], before: str = "") -> None:
+    """Print how each of these trainings has ended, and where pictures of what the models sample lie."""
+    from ddm_ray.jobs.describe import describe
+    from ddm_ray.jobs.job_files import list_jobs
+    from ddm_ray.jobs.status import status
+
+    files = list_jobs(run.store, artifacts)
+    statuses = [status(run, artifact, files[artifact]) for artifact in artifacts]
+    for each in statuses:
+        say(f"{each.artifact}: {before}{describe(each, phrase)}")
+    if pictures := [f"{run.url}/{each.artifact}/{each.picture[1]}" for each in statuses if each.picture]:
+        say(f"pictures of what they sample: {some(pictures, 1)}" if pictures[1:] else f"its samples: {pictures[0]}")
 
 
 def _train_all(
     run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
     """Train the unfinished ones of these artifacts with one live view, and print the result of each."""
-    from ddm_ray.jobs.describe import describe
-    from ddm_ray.jobs.status import status
     from ddm_ray.watch.live_view import LiveView
 
-    def tell(artifact: Artifact, before: str = "") -> None:
-        say(f"{artifact}: {before}{describe(status(run, artifact), phrase)}")
-
     left = [artifact for artifact in artifacts if not run.finished(artifact)]
-    for artifact in artifacts:
-        if artifact not in left:
-            tell(artifact, "finished already, ")
+    _tell(run, [artifact for artifact in artifacts if artifact not in left], "finished already, ")
     _require_some(run, left)
     if not left:
         return
@@ -135,16 +157,10 @@ def _train_all(
     left.sort(key=lambda artifact: artifact.kind != "monolith")
     rows: list[str] = [each for each in artifacts if each in left]
     with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
-
-        def starting(artifact: Artifact) -> None:
-            view.show(artifact, 0.0, "starting a training worker")
-
-        _train(run, left, site, address, view.jobs, starting, asked)
+        _train(run, left, site, address, view.jobs, _starting(view), asked)
         for artifact in left:
             view.stage(artifact, 1.0)
-    for artifact in artifacts:
-        if artifact in left:
-            tell(artifact)
+    _tell(run, [artifact for artifact in artifacts if artifact in left])
     if following := next_of(run, run_url):
         say(f"next: {following}")
 

@@ -11,7 +11,7 @@ from ddm_ray.config.networks import FlowConfig, NetworkConfig
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.config.training import DenoiserJob, RouterJob, StudentJob, TrainConfig, require_all_tokens
-from ddm_ray.core.names import STRATEGIES, parse_strategy_name
+from ddm_ray.core.names import STRATEGIES, parse_strategy_name, strategy_form
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import meant, one_line
 
@@ -89,7 +89,7 @@ class RunConfig(StrictModel):
         teacher, clusters = self.student.teacher, self.partition.num_clusters
         if teacher != "label":
             _require_strategy("student.teacher", teacher, clusters)
-            if not STRATEGIES[parse_strategy_name(teacher, clusters)[0]].teaches:
+            if not strategy_form(parse_strategy_name(teacher, clusters)[0]).teaches:
                 others = ", ".join(["label", *(form.example for form in STRATEGIES.values() if form.teaches)])
                 raise ValueError(
                     f"student.teacher: {teacher!r} holds experts along an image's way, and rows have none: use one like"

@@ -5,8 +5,10 @@ The standard library alone: `config` reads this file too, and must not load torc
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Literal
 
 PathName = Literal["linear", "cosine", "ddpm"]
@@ -81,7 +83,46 @@ STRATEGIES = {
         teaches=True,
     ),
 }
-"""The kinds of strategies; a new one is a class of `core.routing.Strategy` and an entry here."""
+"""The kinds of strategies; a new one is a class of `core.routing.Strategy` and an entry here.
+
+A program may add its own. Another package registers a StrategyForm, so that every command knows it:
+
+    [project.entry-points."ddm_ray.strategies"]
+    even = "my_package.even:EVEN"
+"""
+STRATEGY_GROUP = "ddm_ray.strategies"
+_SHIPPED = frozenset(STRATEGIES)
+
+
+def strategy_form(kind: str) -> StrategyForm:
+    """The form of a kind that `parse_strategy_name` returned."""
+    return STRATEGIES.get(kind) or strategies_of_packages()[kind]
+
+
+@cache
+def strategies_of_packages() -> Mapping[str, StrategyForm]:
+    """Kinds that other installed packages register. ValueError naming a package for one that can't be used."""
+    forms: dict[str, StrategyForm] = {}
+    for entry in sorted(entry_points(group=STRATEGY_GROUP), key=lambda entry: entry.name):
+        package = entry.dist.name if entry.dist else "unknown"
+        where = f"strategy {entry.name}: {entry.value}, of the package {package},"
+        if entry.name in _SHIPPED or entry.name in forms:
+            raise ValueError(f"{where} has a name that is taken; uninstall the package")
+        try:
+            form = entry.load()
+        except Exception as error:
+            why = " ".join(str(error).split())
+            raise ValueError(f"{where} can't be imported ({why:.200}); mend it, or uninstall it") from None
+        if not isinstance(form, StrategyForm):
+            raise ValueError(f"{where} isn't a StrategyForm; mend it, or uninstall it")
+        forms[entry.name] = form
+    return forms
+
+
+def _strategy_forms() -> Iterator[tuple[str, StrategyForm]]:
+    yield from tuple(STRATEGIES.items())
+    # Last, so that other packages are imported only for a name that isn't in the table.
+    yield from strategies_of_packages().items()
 
 
 def parse_strategy_name(name: str, num_experts: int | None = None) -> tuple[str, tuple[float, ...]]:
@@ -89,13 +130,13 @@ def parse_strategy_name(name: str, num_experts: int | None = None) -> tuple[str,
 
     Without `num_experts` any k is in range. Raises ValueError, which lists the forms.
     """
-    for kind, form in STRATEGIES.items():
+    for kind, form in _strategy_forms():
         if match := re.fullmatch(form.pattern, name):
             numbers = tuple(form.number(text) for text in match.groups() if text is not None)
             if form.fits(num_experts or math.inf, *numbers):
                 return kind, numbers
     mixture, most = (f" for {num_experts} experts", f" to {num_experts}") if num_experts else ("", "")
-    *first, last = (form.words.format(most=most) for form in STRATEGIES.values())
+    *first, last = (form.words.format(most=most) for _, form in _strategy_forms())
     raise ValueError(f"unknown strategy {name!r:.60}{mixture}: use {', '.join(first)}, {last}")
 
 

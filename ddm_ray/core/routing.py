@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddm_ray.core.names import STRATEGIES, parse_strategy_name
+from ddm_ray.core.names import parse_strategy_name, strategy_form
 from ddm_ray.errors import SamplingError
 
 
@@ -214,7 +214,7 @@ def parse_strategy(name: str, num_experts: int) -> Strategy:
         kind, numbers = parse_strategy_name(name, num_experts)
     except ValueError as error:
         raise SamplingError(str(error)) from None
-    strategy: Strategy = resolve_name(STRATEGIES[kind].code)(*numbers)
+    strategy: Strategy = resolve_name(strategy_form(kind).code)(*numbers)
     return strategy
 
 

@@ -19,7 +19,7 @@ from ddm_ray.jobs.published import Weights, published
 from ddm_ray.run.graph import ROUTER, Artifact, shard, trained_of
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest, SampleResult
-from ddm_ray.sampling.run_models import ModelKind, Models, load_models, row_networks, settings_of
+from ddm_ray.sampling.run_models import ModelKind, Models, OnLoaded, load_models, row_networks, settings_of
 
 DENSE: tuple[ModelKind, ...] = ("monolith", "student")
 """Dense models, in the order in which tables show them."""
@@ -38,9 +38,15 @@ class Candidate:
     settings: SamplingSettings
     cost: int
 
-    def sample(self, request: SampleRequest) -> SampleResult:
-        """The request's images under the candidate's settings."""
-        return self.models.sample(self.request(request))
+    def sample(self, request: SampleRequest, on_share: Callable[[float], object] | None = None) -> SampleResult:
+        """The request's images under the candidate's settings. `on_share` is called with the share of steps done."""
+        steps = self.settings.steps
+
+        def on_step(step: int, t: float, x_BCHW: Tensor) -> None:
+            if on_share:
+                on_share((step + 1) / steps)
+
+        return self.models.sample(self.request(request), on_step)
 
     def request(self, request: SampleRequest) -> SampleRequest:
         """The request for this candidate. A single network gets its index directly: no table or router is needed."""
@@ -70,13 +76,14 @@ class Lineup:
         old: Mapping[str, str],
         device: str,
         milestones: Mapping[Artifact, Weights],
+        on_loaded: OnLoaded | None = None,
     ) -> Self:
         """Load those of the `trained` artifacts and `milestones` that are candidates.
 
-        `trained`: artifacts that existed when the evaluation began. `old`: the result of `outdated`. Raises
-        MissingArtifact, CorruptArtifact, DriftError.
+        `trained`: artifacts that existed when the evaluation began. `old`: the result of `outdated`. `on_loaded` is
+        called for the mixture's networks. Raises MissingArtifact, CorruptArtifact, DriftError.
         """
-        mixture = load_models(run, "mixture", device, milestones=milestones)
+        mixture = load_models(run, "mixture", device, milestones=milestones, on_loaded=on_loaded)
         if ROUTER not in trained and ROUTER not in milestones:
             mixture = replace(mixture, router=None)
         kinds = [kind for kind in DENSE if kind in trained or kind in milestones]

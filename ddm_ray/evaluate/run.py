@@ -71,7 +71,11 @@ def evaluate(
         for trained in begun.trained:
             run.require(Artifact(trained))
         identity = identity.without(identity.inputs.keys() - {*begun.trained})
-    lineup = Lineup.of(run, identity.inputs, old, device, earlier)
+
+    def on_loaded(loaded: int, total: int) -> None:
+        on_progress(0.02 * loaded / total, f"loading networks: {loaded} of {total}")
+
+    lineup = Lineup.of(run, identity.inputs, old, device, earlier, on_loaded)
     if not lineup.candidates:
         lacks = "; ".join(lineup.missing.values())
         raise MissingArtifact(f"{run.url}: nothing to measure: {lacks}", run.make(MONOLITH))
@@ -95,7 +99,8 @@ def evaluate(
             # A concurrent command began the evaluation with the models of that moment.
             return evaluate(run, name, on_progress, device, execute, made_on, at)
         observer = ShareReporter[SamplesRecord](plan.units, phase(on_progress, 0.02, 0.78), "sampling")
-        maker = MakeSamples(chunks, identity, made_on or device, lineup if execute is None else None)
+        own = (lineup, observer.partly) if execute is None else (None, None)
+        maker = MakeSamples(chunks, identity, made_on or device, *own)
         records = list(make_chunks(chunks, plan, executor, read_whole, maker, observer))
         samples = [CandidateSamples(chunks, plan, records, candidate.name) for candidate in lineup.candidates]
 

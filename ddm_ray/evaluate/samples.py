@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Self
 
 import torch
@@ -139,12 +140,16 @@ class Made:
 
 @dataclass(frozen=True)
 class MakeSamples:
-    """The `ChunkMaker` of samples. `lineup`: the models, if they are in memory; other processes load their own."""
+    """The `ChunkMaker` of samples. `lineup`: the models, if they are in memory; other processes load their own.
+
+    `on_share`: called in this process with the share of a portion's steps that are done.
+    """
 
     chunks: SamplesStore
     identity: Identity
     device: str
     lineup: Lineup | None = field(default=None, repr=False)
+    on_share: Callable[[Portion, float], object] | None = field(default=None, repr=False)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.chunks, self.identity, self.device)
@@ -169,7 +174,7 @@ class MakeSamples:
         def make(portion: Portion) -> Made:
             candidate, began = candidates[portion.candidate], clock()
             request = request_of(run.config, prompts_N, portion.numbers, portion.first)
-            sampled = candidate.sample(request)
+            sampled = candidate.sample(request, self.on_share and partial(self.on_share, portion))
             image_BCHW = (to_unit(decode(sampled.images_BCHW)) * 255).round().byte()
             rows = sampled.num_expert_rows, sampled.num_router_rows
             return Made(portion.candidate, image_BCHW, *rows, clock() - began, device.type)

@@ -12,6 +12,7 @@ import torch
 
 from ddm_ray.config import DataConfig
 from ddm_ray.cores import usable_cores
+from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.schema import EMBEDDING, data_dtype
 from ddm_ray.data.sources.look import count_source_rows
 from ddm_ray.errors import DDMError
@@ -70,7 +71,9 @@ class RunPlan:
     price_per_hour: float | None
 
 
-def plan(run: Run, trained: Sequence[Artifact], site: Island, measures: bool) -> RunPlan:
+def plan(
+    run: Run, trained: Sequence[Artifact], site: Island, measures: bool, on_progress: OnProgress = no_progress
+) -> RunPlan:
     """The plan to train these artifacts on the island `site`, which has machines like this one; unnamed: this machine.
 
     `measures`: measure times by trial steps, which a process can do only once.
@@ -79,7 +82,7 @@ def plan(run: Run, trained: Sequence[Artifact], site: Island, measures: bool) ->
     (rows, rows_bytes, to_write), folder = _rows(run), Path(run.url)
     kinds = [_estimated(need, run, rows, placement) for need in needs]
     if measures and any(each.left for each in kinds):
-        kinds = list(_measured(kinds, needs, placement))
+        kinds = list(_measured(kinds, needs, placement, on_progress))
     left = [(each, share) for each, need in zip(kinds, needs, strict=True) for share in need.left.values() if share]
     at_once = max(1, min(len(left), 1 if site.name else _at_once(kinds, placement)))
     times = [share * each.seconds for each, share in left if each.seconds is not None]
@@ -122,7 +125,9 @@ def _estimated(need: ModelNeeds, run: Run, count: int | None, placement: TrainPl
     )
 
 
-def _measured(kinds: Sequence[KindPlan], needs: Sequence[ModelNeeds], placement: TrainPlacement) -> Iterator[KindPlan]:
+def _measured(
+    kinds: Sequence[KindPlan], needs: Sequence[ModelNeeds], placement: TrainPlacement, on_progress: OnProgress
+) -> Iterator[KindPlan]:
     """The plans with times and memory of trial steps. A student's time follows from the experts' speed."""
     if not placement.use_gpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed is imported, which would use any GPU that it sees
@@ -131,8 +136,9 @@ def _measured(kinds: Sequence[KindPlan], needs: Sequence[ModelNeeds], placement:
 
     speed = 0.0  # FLOP/s
     with local.world():
-        for each, need in zip(kinds, needs, strict=True):
+        for number, (each, need) in enumerate(zip(kinds, needs, strict=True)):
             job, config = need.job, need.config
+            on_progress(number / len(kinds), f"trial steps: {each.kind}")
             flops, of_step = job.training_flops(job.train.steps), job.training_flops(1)
             if job.asked:
                 yield replace(each, seconds=flops / speed if speed else None, unknown="no expert's time is known")

@@ -29,6 +29,8 @@ CLAIM, HEARTBEAT, FAILED = "CLAIM", "HEARTBEAT", "FAILED"
 OUT_OF_MEMORY = "OutOfMemory"
 STATE, WEIGHTS = "state", "weights"
 """Folders of an attempt's training states and of its published weights."""
+PICTURE, PICTURES = "grid.png", "pictures"
+"""Name of the picture beside published weights, and folder of an attempt's pictures of states."""
 Folders = dict[tuple[int, str], dict[str, int]]
 """Sizes of the files in each folder of one kind, by the attempt's number and the folder's name."""
 MAX_ATTEMPTS = 10**9
@@ -98,6 +100,10 @@ class Attempt:
     def state_prefix(self, step: int) -> str:
         """Key prefix of the training state after `step` steps."""
         return f"{self.prefix}/{STATE}/step-{step:09d}"
+
+    def picture_key(self, step: int) -> str:
+        """Key of the picture of the state after `step` steps."""
+        return f"{self.prefix}/{PICTURES}/step-{step:09d}.png"
 
     def commit_state(self, step: int, identity: Identity, records: dict[str, FileRecord], info: StateInfo) -> None:
         """Commit a training state by its manifest, after its files are written."""

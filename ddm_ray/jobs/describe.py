@@ -21,16 +21,16 @@ def line(status: Status, phrase: Callable[[Fix], str] = str) -> str:
     return f"{status.artifact:<16} {status.word:<9} {status.fraction:4.0%}  {describe(status, phrase)}".rstrip()
 
 
-def describe(status: Status, phrase: Callable[[Fix], str] = str) -> str:
+def describe(status: Status, phrase: Callable[[Fix], str] = str, with_time_left: bool = True) -> str:
     """One line on an artifact: for a training job its step, loss, speed and time left, or why it failed.
 
     `phrase` puts remedies into words. Untrusted text is made printable.
     """
     waits = f"; {phrase(Accept(status.run, status.artifact))}" if status.unaccepted else ""
-    return escape_unprintable(_described(status, phrase) + waits)
+    return escape_unprintable(_described(status, phrase, with_time_left) + waits)
 
 
-def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
+def _described(status: Status, phrase: Callable[[Fix], str], with_time_left: bool) -> str:
     info = status.info
     if isinstance(info, TrainedInfo):
         heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
@@ -50,7 +50,7 @@ def _described(status: Status, phrase: Callable[[Fix], str]) -> str:
         if not job.attempt:
             return _launched(status, job, again)
         if_dead = _older(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
-        return _begun(status, job) + _beside(job) + (if_dead if status.may_be_dead else "")
+        return _begun(status, job, with_time_left) + _beside(job) + (if_dead if status.may_be_dead else "")
     if chunks := status.chunks:
         parts = f", {chunks.chunks} parts" if status.artifact.kind == "rows" else ""
         return f"{chunks.units_done} of {chunks.units} {status.artifact.units}{parts}"
@@ -94,7 +94,7 @@ def _beside(job: JobStatus) -> str:
     return f"; the newer attempt {newest.attempt}{newest.place} {how}"
 
 
-def _begun(status: Status, job: JobStatus) -> str:
+def _begun(status: Status, job: JobStatus, with_time_left: bool) -> str:
     silence = status.silent_seconds or 0.0
     moves = job.phase == "training" and not status.may_be_dead
     loss, workers = job.value("loss"), job.value("world_size")
@@ -109,7 +109,7 @@ def _begun(status: Status, job: JobStatus) -> str:
         parts.append(f"{rate:.3g} steps/s")
     if silence > SILENT_SECONDS and not status.may_be_dead:
         parts.append(f"no sign for {duration(silence)}")
-    if status.seconds_left is not None and moves:
+    if status.seconds_left is not None and moves and with_time_left:
         parts.append(f"{duration(status.seconds_left)} left")
     if workers:
         parts.append(f"{workers:g} worker{'s' if workers != 1 else ''}")

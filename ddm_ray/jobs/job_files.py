@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddm_ray.jobs.attempts import CLAIM, FAILED, HEARTBEAT, attempt_number, step_of
+from ddm_ray.jobs.attempts import CLAIM, FAILED, HEARTBEAT, PICTURE, PICTURES, attempt_number, step_of
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.manifest import NAME
 from ddm_ray.store.store import Store
@@ -14,6 +14,9 @@ from ddm_ray.store.store import Store
 BEGUN, STOP, TAKES = "BEGUN-", "STOP", "takes"
 _BEGUN = re.compile(rf"launches/(?P<launch>[A-Za-z0-9._-]{{1,100}})/{BEGUN}(?P<after>[0-9]{{4,9}})")
 _COMMITTED = re.compile(rf"attempts/(?P<attempt>[^/]+)/(?P<kind>weights|state)/(?P<step>[^/]+)/{re.escape(NAME)}")
+_PICTURE = re.compile(
+    rf"attempts/(?P<attempt>[^/]+)/(?:{PICTURES}/(?P<state>[^/]+)\.png|weights/(?P<weights>[^/]+)/{re.escape(PICTURE)})"
+)
 _TAKE = re.compile(rf"{TAKES}/([0-9]{{4,9}})")
 
 
@@ -110,6 +113,17 @@ class JobFiles:
     def weights(self) -> list[tuple[int, int]]:
         """Attempt and step of all published weights. They are committed, but haven't been read."""
         return self._steps("weights")
+
+    @property
+    def picture(self) -> tuple[int, str] | None:
+        """Step and key of the newest picture of what the model samples: the one of the highest step."""
+        pictures = list[tuple[int, int, str]]()
+        for key in self.sizes:
+            if match := _PICTURE.fullmatch(key):
+                number, step = attempt_number(match["attempt"]), step_of(match["state"] or match["weights"])
+                pictures += [(step, number, key)] if number is not None and step is not None else []
+        step, _, key = max(pictures, default=(0, 0, ""))
+        return (step, key) if key else None
 
     def _holds(self, attempt: int, name: str) -> bool:
         return f"attempts/{attempt:04d}/{name}" in self.sizes

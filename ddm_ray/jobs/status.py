@@ -37,6 +37,7 @@ class Status:
     or was made otherwise; `error` has the reason and the remedy. A finished artifact that is accepted by hand is
     `unaccepted` until then. `silent_seconds`: how long an observer has seen no sign of the job, None before `observe`.
     `older`: numbers of older attempts that may still train beside the newest, while the observer doesn't know yet.
+    `picture`: step and key, below the artifact, of the newest picture of what a model samples, if its files are listed.
     """
 
     artifact: Artifact
@@ -50,6 +51,7 @@ class Status:
     unaccepted: bool = False
     error: DDMError | None = None
     run: str = ""
+    picture: tuple[int, str] | None = None
 
     @property
     def fraction(self) -> float:
@@ -74,6 +76,14 @@ class Status:
         if self.state not in ("begun", "waiting") or self.lease is None or self.silent_seconds is None:
             return False
         return self.silent_seconds > self.lease.seconds
+
+    @property
+    def picture_in_words(self) -> str:
+        """Place and step of the newest picture; empty if there is none."""
+        if self.picture is None:
+            return ""
+        step, key = self.picture
+        return f"{self.run}/{self.artifact}/{key}, of {self.artifact} after {step} steps"
 
     @property
     def may_be_dead(self) -> bool:
@@ -118,8 +128,10 @@ def _or_damaged(run: Run, artifact: Artifact, look: Callable[[], Status]) -> Sta
 
 
 def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
+    picture = files.picture if files else None
+
     def in_state(state: State, **facts: Any) -> Status:
-        return Status(artifact, state, run=run.url, **facts)
+        return Status(artifact, state, run=run.url, picture=picture, **facts)
 
     # An input that is damaged has a line of its own.
     known = files is None or files.committed or files.unlisted
@@ -135,6 +147,13 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     if files and files.stopped:
         return in_state("stopped", error=Stopped(f"{artifact} is stopped", Allow(run.url, artifact)))
     return in_state("begun" if chunks else "waiting", chunks=chunks)
+
+
+def newest_picture(statuses: Iterable[Status]) -> str:
+    """Words on the newest picture of all models, without a clock: of those that train, else of all, the last step's."""
+    painted = [status for status in statuses if status.picture]
+    training = [status for status in painted if status.state != "finished"]
+    return max(training or painted, key=lambda status: status.picture or (0, "")).picture_in_words if painted else ""
 
 
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:

@@ -5,6 +5,7 @@ Shapes: K experts, C conditions.
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from ddm_ray.sampling.components import (
 from ddm_ray.sampling.export_folder import UNFINISHED, is_ours, records_below, write_folder
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import Models, SamplingPrecision, dtype_of, matched
+from ddm_ray.sampling.run_models import Models, OnLoaded, SamplingPrecision, dtype_of, matched
 from ddm_ray.sampling.verified import REMEDY, VerifiedFolder
 from ddm_ray.spelling import printable
 from ddm_ray.store.checksummed import seal, unseal
@@ -49,11 +50,20 @@ ABSENT = [None, None]
 _FILES = TypeAdapter(dict[FileName, FileRecord])
 
 
-def save(components: Components, folder: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Write a pipeline in our layout, as `export_folder.write_folder` does. SamplingError and StorageError as there."""
+def save(
+    components: Components,
+    folder: str | os.PathLike[str],
+    overwrite: bool = False,
+    on_written: Callable[[int, int], object] = lambda written, total: None,
+) -> None:
+    """Write a pipeline in our layout, as `export_folder.write_folder` does. SamplingError and StorageError as there.
+
+    `on_written` is called after each expert, with the number of written ones and the number of all.
+    """
 
     def write(being: Path) -> None:
-        index = {"_class_name": "DDMPipeline", "_ddm_ray_version": __version__, **_write(components, being)}
+        written = _write(components, being, on_written)
+        index = {"_class_name": "DDMPipeline", "_ddm_ray_version": __version__, **written}
         index["files"] = records_below(being)
         (being / INDEX).write_bytes(seal(index, indent=1))
 
@@ -65,6 +75,7 @@ def load_components(
     device: str = "cpu",
     offload: Offload | None = None,
     precision: SamplingPrecision = "fp32",
+    on_loaded: OnLoaded | None = None,
 ) -> Components:
     """A pipeline that `save` wrote, sizes and checksums verified; experts offloaded to disk as they are fetched.
 
@@ -91,7 +102,10 @@ def load_components(
     def fetch(expert: int, where: str) -> nn.Module:
         spec = specs[expert]
         assert spec is not None
-        return _network(saved, names[expert], spec).to(where, dtype)
+        network = _network(saved, names[expert], spec).to(where, dtype)
+        if on_loaded and offload is None:
+            on_loaded(sum(present[: expert + 1]), sum(present) + has_router)
+        return network
 
     experts = resident_experts(fetch, present, offload, device, dtype)
     router = _network(saved, "router", router_spec).to(device, dtype) if router_spec else None
@@ -212,13 +226,14 @@ def _null_text(saved: VerifiedFolder) -> Text | None:
     return null_text.unpack_null_text(saved.read(NULL_TEXT), str(saved.root / NULL_TEXT))
 
 
-def _write(components: Components, folder: Path) -> dict[str, Any]:
+def _write(components: Components, folder: Path, on_written: Callable[[int, int], object]) -> dict[str, Any]:
     """Writes all components; what the index says of them, but for the files' checksums."""
     models, info = components.models, components.models.info
     index: dict[str, Any] = {}
     for expert in range(len(models.experts)):
         name = f"expert_{expert:03d}"
         index[name] = _write_network(models.experts[expert], folder / name)
+        on_written(expert + 1, len(models.experts))
     index["router"] = _write_network(models.router, folder / "router")
     encoder = components.text_encoder
     for suffix, one in (("", encoder), ("_2", encoder and encoder.pooled)):

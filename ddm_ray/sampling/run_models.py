@@ -3,7 +3,7 @@
 Shapes: B images, CHW image, S steps, K experts, C classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ SPEC_BYTES = 2**20
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SamplingPrecision = Literal["fp32", "bf16", "fp16"] | torch.dtype
 """Precision in which networks sample: a word of DTYPES, or the dtype that it names."""
+OnLoaded = Callable[[int, int], object]
+"""Called after each network is loaded, with the number of loaded ones and the number of all."""
 
 
 @dataclass(frozen=True)
@@ -234,22 +236,33 @@ def load_models(
     offload: Offload | None = None,
     precision: SamplingPrecision | None = None,
     milestones: Mapping[Artifact, Weights] | None = None,
+    on_loaded: OnLoaded | None = None,
 ) -> Models:
     """All experts, and the router if it is finished; or one of EXTRAS. Raises MissingArtifact, CorruptArtifact.
 
     `offload`: see `resident_experts`; weights that come from files are verified each time. `precision`; None: see
-    `frozen_dtype`. `milestones`: weights of artifacts that are taken in place of finished ones.
+    `frozen_dtype`. `milestones`: weights of artifacts that are taken in place of finished ones. `on_loaded` isn't
+    called with `offload`.
     """
     earlier, dtype = milestones or {}, frozen_dtype(device) if precision is None else dtype_of(precision)
+    loaded = 0
 
     def load(artifact: Artifact, where: str) -> nn.Module:
-        return load_weights(run, earlier.get(artifact) or Weights.finished(run, artifact), where, dtype)
+        nonlocal loaded
+        network = load_weights(run, earlier.get(artifact) or Weights.finished(run, artifact), where, dtype)
+        loaded += 1
+        if on_loaded and offload is None:  # offloaded experts are loaded again and again
+            on_loaded(loaded, total)
+        return network
 
+    total = 1
     if kind != "mixture":
         return Models(monolith_info(run, kind), (load(Artifact(kind), device),), None, device)
     for artifact in run.experts:
         if artifact not in earlier:
             run.require(artifact)
+    has_router = bool(ROUTER in earlier or run.finished(ROUTER, accepted=True))
+    total = len(run.experts) + has_router
     experts = resident_experts(
         lambda expert, where: load(run.experts[expert], where),
         [True] * len(run.experts),
@@ -257,5 +270,5 @@ def load_models(
         device,
         dtype,
     )
-    router = load(ROUTER, device) if ROUTER in earlier or run.finished(ROUTER, accepted=True) else None
+    router = load(ROUTER, device) if has_router else None
     return Models(mixture_info(run), experts, router, device)

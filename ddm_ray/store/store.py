@@ -23,6 +23,9 @@ from ddm_ray.store.retries import SHORT_RETRIES, RetryingClient, RetryPolicy, Un
 T = TypeVar("T")
 
 CHUNK = 4 * 2**20
+# obstore opens more, as az:// and s3a://, but Arrow, by which Ray Train writes, doesn't know these. memory: tests.
+SCHEMES = ("s3", "gs", "abfss", "memory")
+WHERE = "give a folder, s3://BUCKET/..., gs://BUCKET/... or abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/..."
 
 
 class Store:
@@ -44,6 +47,8 @@ class Store:
             self._objects = self._unrepeated = obstore.store.LocalStore()
             self._prefix = self.local.as_posix().lstrip("/") + "/"
             return
+        if url.partition("://")[0] not in SCHEMES:
+            raise RunError(f"{url}: no run can lie there; {WHERE}")
         try:
             self._objects = obstore.store.from_url(self.url, retry_config=retry_policy.retry_config())
             # A second MemoryStore would not see the objects of the first.

@@ -3,6 +3,8 @@
 Shapes: B images, C channels, H x W.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,16 +32,17 @@ def picture(
     cluster: int | None,
     device: torch.device | str,
     kind: ModelKind = "monolith",
-) -> bytes:
+    given_up: Callable[[], bool] = lambda: False,
+) -> bytes | None:
     """PNG of samples of one denoiser of labels with these EMA weights, as the run samples.
 
     Rows are the classes with the most training rows in its `cluster`; for None (a network of this `kind`) in all
     clusters. A single class gets several rows. It may run in a thread beside training: torch's generator and number of
-    threads stay as they are.
+    threads stay as they are. None once it is `given_up`, which is asked between two steps.
     Raises MissingArtifact without the shard or partition, CorruptArtifact, and ConfigError for latents without their
     autoencoder.
     """
-    labels = _labels(run, cluster)
+    labels = labels_of(run, cluster)
     model = matched(weights.load_model(spec, ema), Flow(**spec.get("flow", {}))).to(device, frozen_dtype(device))
     config = run.config.data.latents
     known = row_networks(run).get("autoencoder")
@@ -49,7 +52,10 @@ def picture(
         torch.tensor(labels).repeat_interleave(PER_CLASS),
         settings_of(run, kind).changed(strategy="once"),
     )
-    images_BCHW = Models(monolith_info(run, kind), (model,), None, str(device)).sample(request).images_BCHW
+    models = Models(monolith_info(run, kind), (model,), None, str(device))
+    images_BCHW = models.sample(request, interrupted=given_up).images_BCHW
+    if given_up():
+        return None
     class_names = run.named.data.class_names
     names = ["" if len(set(labels)) == 1 else class_names[label] for label in labels]
     rows = [
@@ -59,7 +65,7 @@ def picture(
     return to_png(grid(rows))
 
 
-def _labels(run: Run, cluster: int | None) -> list[int]:
+def labels_of(run: Run, cluster: int | None) -> list[int]:
     """The label of each row of the picture, from the manifests alone: the same for every attempt."""
     if cluster is None:
         counts = [sum(counts_K) for counts_K in PartitionInfo.of(run.require(PARTITION)).counts_CK]

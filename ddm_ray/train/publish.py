@@ -3,24 +3,23 @@
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from ddm_ray.errors import StorageError
+from ddm_ray.jobs.attempts import PICTURE, Attempt, folders_of, step_of
 from ddm_ray.jobs.attempts import WEIGHTS as FOLDER
-from ddm_ray.jobs.attempts import Attempt, folders_of, step_of
 from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.models import weights
 from ddm_ray.run.info import TrainedInfo, WeightsInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
-from ddm_ray.sampling.run_models import ModelKind
 from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.membership import Membership
-from ddm_ray.train.preview import picture
+from ddm_ray.train.pictures import Painter
 from ddm_ray.train.state import CURVE, SavedParts, TrainProgress
 from ddm_ray.train.zero_shards import EMA
 
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
     from ddm_ray.train.engine import Engine
 
 RECENT = 100
-# Only weights of at most so many bytes are painted, and on a GPU only if so many times their size is free.
-MAX_PAINTED_BYTES, FREE_TIMES = 4 * 2**30, 4
-WEIGHTS, PICTURE = "ema.safetensors", "grid.png"
+WEIGHTS = "ema.safetensors"
 
 
 class _Counted:
@@ -74,17 +71,17 @@ def publish_weights(
 
 
 class Milestones:
-    """Publishes weights of an attempt's states, each with a picture of what they can do.
+    """Publishes weights of an attempt's states, each with a picture of what they can do, by a `painter`.
 
     The thread that commits states does it, beside training; the next state waits for it.
     """
 
-    def __init__(self, membership: Membership, engine: "Engine", keep: int | None):
+    def __init__(self, membership: Membership, engine: "Engine", painter: Painter, keep: int | None):
         """`keep`: see `publish`."""
         self._run, self._attempt, self._job = membership.run, membership.attempt, membership.job
         # The identity of the rows that were loaded; other rows may be there by now.
         self._identity, self._keep = membership.identity, keep
-        self._device, self._buffers = engine.device, engine.buffers
+        self._painter, self._buffers = painter, engine.buffers
 
     def publish(self, step: int) -> Manifest:
         """Publish the EMA weights after `step` steps.
@@ -98,8 +95,10 @@ class Milestones:
                 self._attempt.drop_weights(self._keep)
             except StorageError as error:
                 print(f"warning: old milestones stay: {error}", file=sys.stderr)
-        if not tried:  # painting may be what ended the attempt that published these weights before
-            self._paint(step, manifest)
+        if not tried and self._painter.paints:  # painting may be what ended the attempt that published these before
+            prefix = self._attempt.weights_prefix(step)
+            size, read = manifest.files[WEIGHTS].bytes, partial(self._run.store.read, f"{prefix}/{WEIGHTS}")
+            self._painter.paint(f"{prefix}/{PICTURE}", size, read)
         return manifest
 
     def commit(self, manifest: Manifest, last: TrainProgress, unmeasured: str = "") -> None:
@@ -132,27 +131,6 @@ class Milestones:
         """True if some attempt, usually an earlier one, has published the weights of this step."""
         folders = folders_of(self._run.store, self._job.artifact, FOLDER)
         return any(step_of(name) == step and NAME in files for (_, name), files in folders.items())
-
-    def _paint(self, step: int, manifest: Manifest) -> None:
-        """Write PICTURE beside published weights of a denoiser of labels; if that fails, training goes on without."""
-        run, artifact = self._run, self._job.artifact
-        if artifact.kind == "router" or run.config.data.text is not None:
-            return
-        prefix, size = self._attempt.weights_prefix(step), manifest.files[WEIGHTS].bytes
-        try:
-            if size > MAX_PAINTED_BYTES:
-                raise MemoryError("so large a model isn't painted beside training")
-            if self._device.type == "cuda" and torch.cuda.mem_get_info(self._device)[0] < FREE_TIMES * size:
-                raise MemoryError("training leaves too little of the GPU's memory")
-            kind: ModelKind = "student" if artifact.kind == "student" else "monolith"
-            data = run.store.read(f"{prefix}/{WEIGHTS}")
-            png = picture(run, self._job.spec, data, artifact.cluster, self._device, kind)
-            run.store.write(f"{prefix}/{PICTURE}", png)
-        except Exception as error:  # any error: a picture must not cost the weights
-            print(f"warning: {prefix}: no {PICTURE}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
-        finally:
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()  # training may need what sampling has reserved
 
 
 def _model(job: TrainJob) -> nn.Module:

@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.train.pictures import Pictures
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.reporter import Reporter
 from ddm_ray.train.state import TrainProgress
@@ -50,10 +51,11 @@ class Saver:
         engine: "Engine",
         writer: StateWriter,
         milestones: Milestones,
+        pictures: Pictures,
         reporter: Reporter,
     ):
         self._steps, self._engine, self._writer, self._milestones = steps, engine, writer, milestones
-        self._reporter = reporter
+        self._pictures, self._reporter = pictures, reporter
         self._checkpoint_steps, self._milestone_steps = placement.checkpoint_steps, placement.milestone_steps
         self._clock = SaveClock(
             placement.minutes_between_states, time.monotonic(), young=placement.checkpoint_steps is None
@@ -88,6 +90,7 @@ class Saver:
 
     def save_now(self) -> TrainProgress:
         """Save a state and wait until it is committed; the progress that it holds."""
+        self._pictures.close()  # the thread that paints is the one that saves
         progress = self._reporter.meter.progress()
         self._writer.save_now(self._engine, progress, self._reporter.upload_curves)
         return progress
@@ -112,3 +115,5 @@ class Saver:
         self._reporter.upload_curves()
         if self._is_milestone(done):
             self._milestones.publish(done)
+        else:
+            self._pictures.after_state(done)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from ddm_ray.train.heldout import HeldoutLoss, Measurer, Schedule
 from ddm_ray.train.job import train_job
 from ddm_ray.train.membership import Membership
 from ddm_ray.train.meter import Meter
+from ddm_ray.train.pictures import Painter, Pictures
 from ddm_ray.train.publish import Milestones
 from ddm_ray.train.ranks import ranks_on_this_machine
 from ddm_ray.train.reporter import Reporter
@@ -85,14 +86,17 @@ def _train(
         teachers_of(run, job, loader.null_text, own_device(), placement) as teachers,
         closing(RankBatches(job, loader, rank, world, micro_batch, teachers, texts)) as batches,
         Watchdog(placement.hang_seconds, membership.note_hang) as watchdog,
+        ExitStack() as stack,
     ):
         engine, resumed = _engine_of(membership, placement)
-        milestones = Milestones(membership, engine, placement.keep_milestones)
+        painter = Painter(membership, engine.device)
+        milestones = Milestones(membership, engine, painter, placement.keep_milestones)
+        pictures = stack.enter_context(closing(Pictures(membership, engine, painter, placement.pictures, resumed.step)))
         heldout, unmeasured = HeldoutLoss.of(run, job, placement, micro_batch, texts)
         # The schedule also if this attempt can't measure: it says which earlier measurements are kept.
         reporter.begin(Meter(job, resumed, engine.device, world, Schedule.of(job, placement), unmeasured))
         measurer = Measurer(heldout, engine, reporter, watchdog)
-        saver = Saver(job.train.steps, placement, engine, writer, milestones, reporter)
+        saver = Saver(job.train.steps, placement, engine, writer, milestones, pictures, reporter)
         # In this order: a superseded attempt commits no state, and a loss that isn't finite ends before it is saved.
         policies = (membership, writer, reporter, measurer, saver)
         sync, first, last = StepSync(), resumed.step, job.train.steps

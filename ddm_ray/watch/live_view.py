@@ -1,11 +1,15 @@
-"""The live view: one row per stage or training job. A terminal is redrawn; a log gets a line now and then."""
+"""The live view: one row per stage or training job, with the time left.
 
+A terminal is redrawn. A log gets a line now and then.
+"""
+
+import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -14,13 +18,19 @@ from rich.text import Text
 from ddm_ray.jobs.describe import describe
 from ddm_ray.jobs.status import Status
 from ddm_ray.remedies import Fix
-from ddm_ray.spelling import escape_unprintable
+from ddm_ray.spelling import duration, escape_unprintable
+from ddm_ray.watch.time_left import TimeLeft
 
 LOG_SECONDS = 10.0
+WIDE_COLUMNS, WIDE_BAR, NARROW_BAR = 100, 24, 12
+"""Columns of a terminal from which on bars are wide, and the columns of a wide and of a narrow bar."""
 
 
 class LiveView:
-    """A context that shows rows by name, each with a finished fraction and a note. `clock`: also show times."""
+    """A context that shows rows by name, each with a finished fraction and a note.
+
+    `clock`: also show how long a row has taken, and how long the rest will take by the fractions so far.
+    """
 
     def __init__(self, title: str, names: list[str], clock: bool = True, phrase: Callable[[Fix], str] = str):
         self._console = Console(stderr=True)
@@ -29,8 +39,17 @@ class LiveView:
         self._alarms: set[str] = set()
         self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
+        self._estimates: dict[str, TimeLeft] = {}
+        self._known_left: dict[str, float | None] = {}
+        self._pictures: dict[str, tuple[int, str]] = {}
+        self._newest_picture = ""
         self._logged: dict[str, tuple[float, bool, str]] = {}
-        self._live = Live(console=self._console, get_renderable=self._table, refresh_per_second=4)
+        self._live = Live(
+            console=self._console,
+            get_renderable=self._renderable,
+            refresh_per_second=4,
+            redirect_stdout=sys.stdout.isatty(),  # what a command prints into a file isn't for the terminal
+        )
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -40,6 +59,10 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the view before its context ends, for a command that goes on without one."""
         if self._console.is_terminal:
             self._live.stop()
 
@@ -47,6 +70,8 @@ class LiveView:
         """Set a row's state. `fraction` is in [0, 1], and 1 means finished. An `alarm` is red."""
         now = time.monotonic()
         note = escape_unprintable(note)
+        if self._clock and name not in self._known_left:
+            self._estimates.setdefault(name, TimeLeft()).add(now, fraction)
         self._rows[name] = (fraction, note)
         (self._alarms.add if alarm else self._alarms.discard)(name)
         if note != "waiting":
@@ -69,21 +94,38 @@ class LiveView:
         """Set the rows of artifacts by their statuses."""
         for observed in statuses:
             alarm = observed.state in ("failed", "damaged") or observed.silent
-            self.show(observed.artifact, observed.fraction, describe(observed, self._phrase), alarm)
+            # A log's line has the time left in the description; a table has a column for it.
+            note = describe(observed, self._phrase, with_time_left=not self._console.is_terminal)
+            self._known_left[observed.artifact] = observed.seconds_left
+            self.show(observed.artifact, observed.fraction, note, alarm)
+            if observed.picture and observed.picture > self._pictures.get(observed.artifact, (0, "")):
+                self._pictures[observed.artifact] = observed.picture
+                self._newest_picture = f"newest picture: {observed.picture_in_words}"
+                if not self._console.is_terminal:
+                    self._console.print(self._newest_picture, highlight=False, markup=False, soft_wrap=True)
+
+    def _renderable(self) -> Group:
+        # Paths are folded, since half of one is of no use. A table's own title would be folded to the table's width.
+        newest = [Text(self._newest_picture, "dim", overflow="fold")] if self._newest_picture else []
+        return Group(Text(self._title, "italic", overflow="fold"), self._table(), *newest)
 
     def _table(self) -> Table:
-        table = Table(title=self._title, title_justify="left", box=None, pad_edge=False)
-        for column in ("stage", "", "", *(["time"] if self._clock else [])):
-            table.add_column(column, no_wrap=True)
+        table = Table(box=None, pad_edge=False)
+        now, columns, rows = time.monotonic(), self._console.width, self._rows.copy()
+        left = {name: self._left(name, now) for name in rows}
+        shows_left = any(left.values())
+        for column in ("stage", "", "", *(["time"] if self._clock else []), *(["left"] if shows_left else [])):
+            table.add_column(column, no_wrap=True, justify="right" if column in ("time", "left") else "left")
         # Only a column that may wrap is narrowed by rich. Its text doesn't wrap, nevertheless.
         table.add_column("what")
-        for name, (fraction, note) in self._rows.copy().items():
+        for name, (fraction, note) in rows.items():
             style = "green" if fraction >= 1 else ("dim" if note == "waiting" else "")
             style = "red" if name in self._alarms else style
-            bar = ProgressBar(total=1.0, completed=fraction, width=24)
+            bar = ProgressBar(total=1.0, completed=fraction, width=WIDE_BAR if columns >= WIDE_COLUMNS else NARROW_BAR)
             clock = [""] if self._clock else []
             if self._clock and name in self._began:
-                clock = [f"{self._took.get(name, time.monotonic() - self._began[name]):4.0f} s"]
+                clock = [duration(self._took.get(name, now - self._began[name]))]
+            clock += [left.get(name, "")] if shows_left else []
             table.add_row(
                 Text(name, style), bar, f"{fraction:4.0%}", *clock, Text(note, style, no_wrap=True, overflow="ellipsis")
             )
@@ -97,5 +139,17 @@ class LiveView:
         if name in self._alarms and note == before:
             return
         self._logged[name] = (now, fraction >= 1, note)
-        took = f" ({self._took[name]:.0f} s)" if self._clock and name in self._took else ""
-        self._console.print(f"{name:<12} {fraction:4.0%}  {note}{took}", highlight=False, markup=False, soft_wrap=True)
+        left = "" if name in self._known_left else self._left(name, now)
+        after = f" ({duration(self._took[name])})" if self._clock and name in self._took else f", {left} left"
+        after = after if left or fraction >= 1 else ""
+        self._console.print(f"{name:<12} {fraction:4.0%}  {note}{after}", highlight=False, markup=False, soft_wrap=True)
+
+    def _left(self, name: str, now: float) -> str:
+        """Words for the time left of a row; empty if that isn't known."""
+        fraction, _ = self._rows[name]
+        if fraction >= 1:
+            return ""
+        seconds = self._known_left.get(name)
+        if name not in self._known_left and name in self._estimates:
+            seconds = self._estimates[name].seconds(now)
+        return "" if seconds is None else duration(seconds)

@@ -10,6 +10,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from ddm_ray.core.kmeans import assign, two_level_kmeans, unit_length
 from ddm_ray.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.contract
+
 ROOT = Path(__file__).parents[2]
 CENTRES_KD = np.array([[0, 0, 9], [0, 9, 0], [9, 0, 0], [-9, -9, -9]], np.float32)
 

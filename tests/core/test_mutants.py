@@ -18,6 +18,8 @@ from ddm_ray.sampling import plan as plans
 from tests.core import alterations as altered
 from tests.core import closed_forms, missing_expert_oracles, oracles, strategy_oracles
 
+pytestmark = pytest.mark.contract
+
 ORACLES: dict[str, Callable[[], None]] = {
     "path": oracles.check_path,
     "A finite data": oracles.check_finite_identity,

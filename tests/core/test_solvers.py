@@ -20,6 +20,8 @@ from tests.core import closed_forms, oracles
 from tests.core.closed_forms import ONE
 from tests.core.paths_closed_form import PathMixture
 
+pytestmark = pytest.mark.contract
+
 GRIDS = ("uniform", "cosine", "shifted-3")
 MIXTURE = PathMixture.random(3, 3, 2, (0.3, 0.8))
 SINGLE = [PathMixture.random(seed, 1, 4, (0.3, 1.5)) for seed in range(4)]

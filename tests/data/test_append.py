@@ -35,6 +35,8 @@ from tests.data.rows import read_artifact
 from tests.random_run import publish_models
 from tests.run.artifacts import save_state
 
+pytestmark = pytest.mark.contract
+
 STEPS = {"expert": 20}
 
 

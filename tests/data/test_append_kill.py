@@ -5,12 +5,16 @@ import sys
 from pathlib import Path
 from shutil import copytree
 
+import pytest
+
 from ddm_ray.data.append import append
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, shard
 from ddm_ray.run.inputs import beginnings_of
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.data.appended import make_base, make_data, sums, write_digits
+
+pytestmark = pytest.mark.chaos
 
 KILLED = """
 import os, signal, sys

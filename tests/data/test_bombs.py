@@ -14,16 +14,12 @@ from ddm_ray.data.sources import open_source
 from tests.conftest import ROOT
 from tests.data.bombs import FEW, MORE, good_images, write_parquet, write_tar
 
+pytestmark = pytest.mark.contract
+
 CONFIG = DataConfig(num_classes=4, channels=3, image_size=16)
 SMALL = {name: FEW[name] for name in ("alpha.png", "tiles.j2k", "scans.jpg")}
 MADE = ("palette.png", "alpha.png", "tiles.tif", "deep.png", "grey16.png", "fewer-scans.jpg", "frame.gif")
 """Bombs that are within the budgets after all."""
-
-
-@pytest.fixture
-def every(request: pytest.FixtureRequest) -> bool:
-    """True for all bombs among many images, which takes minutes; else a few among few."""
-    return bool(request.config.getoption("--every-call"))
 
 
 def taken(source: Path) -> dict[str, Any]:

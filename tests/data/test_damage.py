@@ -26,11 +26,14 @@ from tests.data.damage import Damage, Folder, Tally, damages
 from tests.data.damaged_runs import make_images, make_texts, resume
 from tests.data.test_damage_sources import LEAST as LEAST_OF_SOURCES
 
+pytestmark = pytest.mark.integration
+
 SHARDS = [shard(0), shard(1)]
 LEAST = {"finished": 240, "begun": 150, "interrupted": 12}
 
 
 MAKERS = {"images": make_images, "texts": make_texts}
+KINDS = ["images", pytest.param("texts", marks=pytest.mark.chaos)]
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Made:
     before: Folder
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=KINDS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp(request.param)
     versions = []

@@ -16,6 +16,8 @@ from ddm_ray.data.sources import Unit, open_source
 from tests.data.broken import CLASSES
 from tests.data.damage import Damage, Folder, Tally, damages, flipped, images, is_line, write_folder, write_tar
 
+pytestmark = pytest.mark.contract
+
 CHUNK = 16
 LEAST = {"folder": 200, "tars": 150, "parquet": 150}
 

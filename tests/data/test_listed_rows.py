@@ -20,6 +20,8 @@ from tests.data.damaged_runs import make_images
 from tests.data.rows import commit_rows, flip_byte
 from tests.store_meter import StoreMeter
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from tests import random_run
 from tests.sampling import tiny_components
 from tests.text_run import make_text_run
 
+pytestmark = pytest.mark.contract
+
 SMALL = ("evaluate.strategies=[once]", "evaluate.num_samples=24", "sample={steps: 1}")
 
 

@@ -16,6 +16,8 @@ from ddm_ray.run.graph import shard
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import mixture_info
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture(scope="module")
 def train(random_run: Run) -> Rows:

@@ -23,6 +23,8 @@ from tests.evaluate.test_report import Balanced
 from tests.infos import commit_written, info_of
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Run:

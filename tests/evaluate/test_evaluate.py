@@ -23,6 +23,8 @@ from tests.evaluate.conftest import SETTINGS, copied
 from tests.infos import commit_written, info_of
 from tests.random_run import make_run, publish
 
+pytestmark = pytest.mark.contract
+
 
 def test_it_commits_samples_and_five_files(random_run: Run, evaluated: Path) -> None:
     manifest = random_run.require(evaluation("demo"))

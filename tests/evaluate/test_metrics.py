@@ -14,6 +14,8 @@ from ddm_ray.evaluate.run import evaluate, read_metrics
 from ddm_ray.run.graph import evaluation
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.contract
+
 SMALL = ("evaluate.strategies=[once]", "evaluate.num_samples=20", "sample.steps=1")
 
 

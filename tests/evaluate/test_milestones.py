@@ -26,6 +26,8 @@ from ddm_ray.train.job import train_job
 from tests.published import publish_weights
 from tests.random_run import make_run, publish
 
+pytestmark = pytest.mark.contract
+
 SETTINGS = ("evaluate.num_samples=20", "sample.steps=2", "evaluate.strategies=[once, top-1]")
 
 

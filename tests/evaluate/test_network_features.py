@@ -24,6 +24,8 @@ from ddm_ray.run.run import Run
 from tests.random_run import make_run
 from tests.small_vit import MODEL, write_small_vit
 
+pytestmark = pytest.mark.contract
+
 SETTINGS = ("evaluate.strategies=[once]", "evaluate.num_samples=60", "sample.steps=2")
 
 

@@ -16,6 +16,8 @@ from tests.data.rows import flip_byte
 from tests.evaluate.test_reference import SETTINGS, made
 from tests.random_run import make_data, make_run
 
+pytestmark = pytest.mark.contract
+
 SHARDS = [shard(0), shard(1)]
 
 
@@ -60,6 +62,7 @@ def test_they_are_the_first_of_each_shard(tmp_path: Path, most: int, read: Count
         assert len(of_rows(read)) == sum(map(len, files))
 
 
+@pytest.mark.chaos
 def test_what_is_read_does_not_grow_with_the_rows(
     tmp_path: Path, read: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

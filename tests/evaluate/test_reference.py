@@ -25,6 +25,8 @@ from ddm_ray.run.graph import PARTITION, shard
 from ddm_ray.run.run import Run
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.contract
+
 SETTINGS = ("evaluate.strategies=[once]", "evaluate.num_samples=40", "sample.steps=1")
 
 

@@ -11,6 +11,8 @@ import pytest
 from ddm_ray.evaluate.curves import POINTS, Curve
 from ddm_ray.evaluate.report import findings, render_report, report_table
 
+pytestmark = pytest.mark.contract
+
 PICTURES = dict.fromkeys(("mixture.png", "grid.png", "experts.png"), b"")
 VOID = {"meta", "img", "br"}
 

@@ -42,6 +42,8 @@ from tests.random_run import make_run, publish
 from tests.sampling import tiny_components
 from tests.text_run import make_text_run
 
+pytestmark = pytest.mark.contract
+
 DEMO = evaluation("demo")
 
 

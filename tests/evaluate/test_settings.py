@@ -20,6 +20,8 @@ from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import Models, load_models
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.contract
+
 LABELS = torch.arange(6)
 ONE_STEP = SampleRequest(tuple(range(6)), LABELS, SamplingSettings(steps=1, solver="euler", strategy="full"))
 

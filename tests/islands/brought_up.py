@@ -9,11 +9,12 @@ from pathlib import Path
 from ddm_ray.islands.jobs import JobsAPI
 from ddm_ray.placement import Island, load_islands
 from tests.conftest import BIN, ROOT, free_island, wait_for
+from tests.page_blocks import commands_of
 from tests.processes import command, family
-from tests.readme import commands_of
 
-(_, (UP, *THEN, DOWN)) = commands_of("Islands that pull")
-"""The README's commands that bring up islands, use them, and end them."""
+(UP, *THEN) = commands_of("howto/machines.md", "cluster_configs/local/islands.sh up")
+(LAUNCH, _, DOWN) = commands_of("howto/machines.md", "ddm launch runs/three")
+"""The commands of a page that bring up islands, use them, and end them."""
 _NUMBERS = "0 1 2"
 
 
@@ -90,7 +91,7 @@ class Islands:
 
 
 def say(line: str, home: Path, **environment: str) -> str:
-    """Have a shell run a line of the README's, as a user types it whose home folder that is; what it printed."""
+    """Have a shell run a line of a page, as a user types it whose home folder that is; what it printed."""
     environment = {**os.environ, "HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", **environment}
     done = subprocess.run(
         line, shell=True, cwd=home, env=environment, capture_output=True, text=True, timeout=1200, check=False

@@ -16,6 +16,8 @@ from ddm_ray.run.run import Run
 from tests.conftest import Island, ddm
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
@@ -47,6 +49,7 @@ def test_a_sound_island_is_a_line_for_each_check(command: list[str], run: Run) -
     assert {path: path.stat().st_mtime_ns for path in Path(run.url).rglob("*")} == before
 
 
+@pytest.mark.chaos
 def test_what_is_wrong_is_a_line_with_the_remedy(command: list[str]) -> None:
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 1

@@ -177,8 +177,8 @@ def test_no_load_takes_two_thirds_longer_than_it_must(islands: int, each: int, s
 
 
 @pytest.mark.parametrize("spread", SPREADS)
-def test_unequal_islands_finish_within_the_bound(spread: float, request: pytest.FixtureRequest) -> None:
-    loads, most = (400, 64) if request.config.getoption("--every-call") else (12, 20)
+def test_unequal_islands_finish_within_the_bound(spread: float, every: bool) -> None:
+    loads, most = (400, 64) if every else (12, 20)
     quotients = ratios(spread, loads, most, choose)
     print(
         f"speeds 1 to {spread:g}: {mean(quotients):.3f} of the bound, at most {max(quotients):.3f}, over {loads} loads"

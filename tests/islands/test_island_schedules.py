@@ -158,8 +158,7 @@ class Schedule(RuleBasedStateMachine):
             assert self.first.keys() == self.fleet.run.works.keys()
 
 
-def test_nothing_is_forgotten_and_nobody_idles_beyond_the_rule(request: pytest.FixtureRequest) -> None:
-    every = request.config.getoption("--every-call")
+def test_nothing_is_forgotten_and_nobody_idles_beyond_the_rule(every: bool) -> None:
     sizes, examples, steps = (SOAK_SIZES, 1000, 40) if every else (SIZES, 20, 25)
     run_state_machine_as_test(
         type("Schedule", (Schedule,), {"sizes": sizes}),

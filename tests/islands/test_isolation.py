@@ -17,6 +17,8 @@ from tests.islands.network import ARP, IPV4, STORAGE, Machine, Traffic, network
 from tests.s3_wire import leading_through
 from tests.train.results import checksums_of
 
+pytestmark = pytest.mark.contract
+
 NAMES = ("north", "south", "west")
 # As services do it: a head that is lost, or was too slow to start for Ray, and what ends with 75, are started again.
 ISLAND = """
@@ -55,9 +57,8 @@ def test_what_passes_between_two_machines_is_counted() -> None:
         assert net.meter.between(["north", "south"])[Traffic("north", "south", IPV4)] == 14 + 20 + 8 + 100
 
 
-def test_a_run_by_three_islands_that_reach_storage_alone(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if not request.config.getoption("every_call"):
-        pytest.skip("asked for by --every-call: minutes")
+@pytest.mark.chaos
+def test_a_run_by_three_islands_that_reach_storage_alone(tmp_path: Path) -> None:
     url, alone = f"s3://{BUCKET}/three", str(tmp_path / "alone")
     with ExitStack() as stack:
         net = stack.enter_context(network(NAMES))

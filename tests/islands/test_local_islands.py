@@ -20,19 +20,21 @@ from ddm_ray.islands.supervisor import IslandJob, JobSupervisor, submission_id
 from ddm_ray.jobs.attempts import Attempt, claimed
 from ddm_ray.placement import Island
 from ddm_ray.run.graph import ROUTER, expert
-from tests.conftest import BIN, wait_for
-from tests.islands.brought_up import THEN, Islands, say
+from tests.conftest import BIN, ROOT, wait_for
+from tests.islands.brought_up import LAUNCH, THEN, Islands, say
 from tests.listeners import ask, is_refused, listeners, services
+from tests.page_blocks import commands_of
 from tests.processes import command, family
 from tests.random_run import make_data
-from tests.readme import commands_of, section
+
+pytestmark = pytest.mark.chaos
 
 RUN = "/nowhere/run7"
 
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Islands]:
-    """The README's three islands, below a home folder of their own."""
+    """The page's three islands, below a home folder of their own."""
     islands = Islands.below(tmp_path_factory.mktemp("home"))
     try:
         printed = islands.up()
@@ -162,17 +164,18 @@ def test_the_line_that_does_the_same_by_hand(brought: Islands, tmp_path: Path) -
 
 MODELS, SHORT = ("expert", "router"), ("steps=30", "warmup_steps=5")
 SMALL = ("partition.num_clusters=2", *(f"{model}.train.{each}" for model in MODELS for each in SHORT))
-BY_STORAGE = re.findall(r"^\| `(ddm [^`]+)` \|", section("Islands that pull"), re.MULTILINE)
+PAGE = (ROOT / "docs/howto/machines.md").read_text()
+BY_STORAGE = re.findall(r"^\| `(ddm [^`]+)` \|", PAGE.partition("\n## Watch and steer islands\n")[2], re.MULTILINE)
 
 
-def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> None:
+def test_the_pages_commands_train_a_run_on_three_islands(brought: Islands) -> None:
     """All of them, in an order in which each has something to do; one island trains by the line that is for hands.
 
     Rows and shards are there already: other tests have the same commands make them.
     """
     home, (first, _, third) = brought.home, brought.names
-    init, prepare, partition, check, launch = THEN
-    run = make_data(f"{home}/runs/three", "digits", SMALL)
+    (init, prepare, partition, check), launch = THEN, LAUNCH
+    run = make_data(f"{home}/runs/three", "tiny", SMALL)
     assert "next: ddm prepare runs/three" in say(" ".join([init, *(f"--set {each}" for each in SMALL)]), home)
     assert say(prepare, home).startswith("rows: ") and say(partition, home).startswith("partition: ")
     checked = say(check, home)
@@ -184,7 +187,7 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
             line = line.replace(name, stands_for)
         return say(line, home)
 
-    copying, tidy, listing, drain, stop, resume, _ = BY_STORAGE
+    listing, drain, stop, resume, _ = BY_STORAGE
     assert "experts/001 is asked to stop" in by_storage(stop, **{"expert 3": "expert 1"})
     assert f"island {third} is asked to leave" in by_storage(drain, north=third)
 
@@ -196,23 +199,24 @@ def test_the_readmes_commands_train_a_run_on_three_islands(brought: Islands) -> 
     assert claim["island"] == first and claim["job"].startswith("raysubmit_")
     # What it does now it writes after the expert's end.
     wait_for(lambda: bool(re.match(f"{first} +(trains router|waits: )", by_storage(listing))), 120)
-    copied = by_storage(copying, DST=f"{brought.home}/copy")
+    copied = by_storage("ddm copy RUN DST", DST=f"{brought.home}/copy")
     assert re.search(r"^experts/000: .*, \d+ of \d+ files written$", copied, re.MULTILINE)
     assert claimed(run.store, expert(1)) == []
 
-    assert by_storage(resume, **{"...": "expert 1"}) == "experts/001 may be trained again\n"
+    assert by_storage(resume, north="expert 1") == "experts/001 may be trained again\n"
     assert f"all that {run.url} trains is finished" in say(launch, home)
     assert run.finished(expert(1)) and run.finished(ROUTER)
-    assert f"island {third} may work again" in by_storage(resume, **{"...": third})
-    assert "states" in by_storage(tidy)
+    assert f"island {third} may work again" in by_storage(resume, north=third)
+    assert "states" in by_storage("ddm tidy RUN")
 
 
-def test_the_readmes_line_for_an_island_is_one_that_ddm_knows() -> None:
-    """Islands above have worked by its fields and by --placement."""
-    ((line,), _) = commands_of("Islands that pull")
+def test_the_pages_line_for_an_island_is_one_that_ddm_knows() -> None:
+    """Islands above have worked by --placement and by the fields of a file."""
+    (line,) = commands_of("howto/machines.md", "ddm work")
     _, verb, *words = shlex.split(line)
     given = main.commands[verb].make_context(verb, words).params
-    assert (given["run_url"], given["islands"], given["island"]) == ("s3://lab/run7", "islands.yaml", "north")
+    assert (given["run_url"], given["island"]) == ("s3://lab/run7", "north")
+    assert Island.from_json("north", given["placement"]).train.use_gpu
 
 
 def test_a_lost_head_leaves_nothing_and_comes_back(brought: Islands) -> None:

@@ -12,6 +12,8 @@ from ddm_ray.placement import load_islands
 from tests.conftest import ROOT, free_island, wait_for
 from tests.processes import command, family
 
+pytestmark = pytest.mark.contract
+
 SCRIPT = str(ROOT / "cluster_configs/local/islands.sh")
 # A head that runs, whose child ignores SIGTERM; jobs succeed. BROKEN: a file by which heads end at once.
 RAY = """#!/bin/bash

@@ -24,6 +24,8 @@ from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.contract
+
 HERE = Island()
 
 

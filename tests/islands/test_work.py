@@ -21,6 +21,8 @@ from tests.islands import island
 from tests.random_run import make_data
 from tests.train.results import checksums_of
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = ("expert.train.steps=300", "expert.train.global_batch=16", "router.train.steps=300")
 SETTINGS += ("router.train.global_batch=16",)
 LEASE = 6.0
@@ -121,6 +123,7 @@ def test_a_fast_island_takes_over_from_a_slow_one_where_that_saved(fleet: Fleet,
     assert f"fast takes {moved} over from slow/0001" in fleet.printed()
 
 
+@pytest.mark.chaos
 def test_drained_and_stopped_ones_save_and_others_go_on(fleet: Fleet, alone: dict[str, str]) -> None:
     store = fleet.run.store
     fleet.start("north")
@@ -144,6 +147,7 @@ def test_drained_and_stopped_ones_save_and_others_go_on(fleet: Fleet, alone: dic
     assert checksums_of(fleet.run, artifacts(fleet.run)) == alone
 
 
+@pytest.mark.chaos
 def test_a_second_worker_of_an_island_stands_by(fleet: Fleet) -> None:
     fleet.start("north")
     wait_for(lambda: fleet.trains("north"), 120, fleet.printed)

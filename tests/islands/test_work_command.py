@@ -19,6 +19,8 @@ from tests.conftest import BIN, ROOT, Island, ddm, wait_for
 from tests.processes import family
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.integration
+
 SHORT = ("expert.train.steps=12", "expert.train.global_batch=12", "router.train.steps=12")
 FIRST, SECOND = Artifact("experts/000"), Artifact("experts/001")
 
@@ -41,6 +43,7 @@ def test_an_island_trains_all_that_is_left_model_by_model(island: Island, run: R
     assert "no island is at work" in call("islands", "list", run.url)[1]
 
 
+@pytest.mark.chaos
 def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path: Path) -> None:
     settings = ("expert.train.steps=1000000", "expert.train.global_batch=12")
     run, log = make_data(str(tmp_path / "run"), settings=settings), tmp_path / "log"
@@ -81,7 +84,7 @@ def test_requests_are_made_and_taken_back_by_words(run: Run) -> None:
     assert refused.returncode == 1
     assert "experts/000 is stopped, its rows are looked at; take that back with: ddm islands resume" in refused.stderr
     stopped = "stopped     0%  experts/000 is stopped; take that back with: ddm islands resume"
-    assert f"{stopped} {run.url} expert 0" in call("status", run.url)[1]
+    assert f"{stopped} {run.url} expert 0" in call("status", run.url, "--long")[1]
     assert call("islands", "resume", run.url, "expert", "0") == (0, "experts/000 may be trained again\n")
     assert "there is no request to stop" in call("islands", "resume", run.url, "expert", "0")[1]
     for words, error in (

@@ -17,6 +17,8 @@ from ddm_ray.store.store import Store
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Fault, Request, Wire, leading_through
 
+pytestmark = pytest.mark.contract
+
 HASTY = replace(LONG_RETRIES, first_pause=0.002, longest_pause=0.02)
 JOB, RIVALS = Artifact("experts/001"), 8
 FEW, MANY = 25, 1000
@@ -41,8 +43,8 @@ def race(stores: list[Store], job: Artifact = JOB) -> list[Attempt]:
         return [*pool.map(enter, stores)]
 
 
-def rounds(request: pytest.FixtureRequest, few: int = FEW) -> range:
-    return range(MANY if request.config.getoption("every_call") else few)
+def rounds(every: bool, few: int = FEW) -> range:
+    return range(MANY if every else few)
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +63,18 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_nobody_shares_a_number(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_nobody_shares_a_number(kind: str, tmp_path: Path, every: bool) -> None:
     shared = Store("memory:///")
-    for number in rounds(request):
+    for number in rounds(every):
         stores = [Store(str(tmp_path)) if kind == "disk" else shared for _ in range(RIVALS)]
         job = Artifact(f"experts/{number:03d}")
         assert sorted(each.number for each in race(stores, job)) == [*range(1, RIVALS + 1)]
         assert claimed(stores[0], job) == [*range(1, RIVALS + 1)]
 
 
-def test_nobody_shares_a_number_that_a_false_answer_was_about(wire: Wire, request: pytest.FixtureRequest) -> None:
+def test_nobody_shares_a_number_that_a_false_answer_was_about(wire: Wire, every: bool) -> None:
     """A fault costs a number at most, which nobody has then."""
-    for number in rounds(request, few=4):
+    for number in rounds(every, few=4):
         random, url = Random(number), f"s3://{BUCKET}/race-{number}"
         since = len(wire.requests)
 

@@ -26,6 +26,8 @@ from tests.infos import commit_written, info_of
 from tests.published import publish_weights
 from tests.run.artifacts import flip_bit, write_and_commit
 
+pytestmark = pytest.mark.contract
+
 EXPERT = expert(1)
 EMA = {"ema.safetensors": 2**30}
 """A name, and bytes that it has at most."""

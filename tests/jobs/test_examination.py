@@ -15,6 +15,8 @@ from tests.data.s3 import BUCKET, s3_server
 from tests.run.artifacts import flip_bit
 from tests.s3_wire import Fault, Request, Wire, leading_through
 
+pytestmark = pytest.mark.contract
+
 NAMES = [each.__name__ for each in CHECKS]
 
 

@@ -23,6 +23,8 @@ from ddm_ray.store.store import Store
 from tests.random_run import make_run
 from tests.run.artifacts import save_state
 
+pytestmark = pytest.mark.contract
+
 DATA = {"rows", "partition", "references", "beginnings"}
 MORE = "expert.train.steps=400"
 REFUSED = {

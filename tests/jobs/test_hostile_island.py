@@ -36,6 +36,8 @@ from tests.conftest import BIN
 from tests.jobs.hostile_island import CONTROLS, ISLAND, VICTIM, make_hostile_run, mutate
 from tests.store_meter import StoreMeter
 
+pytestmark = pytest.mark.contract
+
 FEW, MANY = 200, 10_000
 SECONDS, RSS_BYTES = 5.0, 300 * 2**20
 # What no text of others may hold once it is printed; the command's own colours are taken out before.
@@ -86,7 +88,8 @@ def surveyed(monkeypatch: pytest.MonkeyPatch) -> list[Status]:
 
 def looked_on(run: Run, statuses: list[Status], verb: str) -> dict[str, str]:
     """The lines of all artifacts, after all that looks at a run without doing anything has looked."""
-    printed = commanded("status", run.url)[1:] if verb == "status" else commanded("watch", run.url, "--once")
+    commanded("status", run.url)
+    printed = commanded("status", run.url, "--long")[1:] if verb == "status" else commanded("watch", run.url, "--once")
     lines = {text.split(maxsplit=1)[0]: text.strip() for text in printed if not text.startswith("warning: ")}
     assert [*lines] == [status.artifact for status in statuses]
     events = Events(run.url, 1.0).seen(statuses)
@@ -141,9 +144,8 @@ def served(run: Run) -> None:
 
 
 def test_whatever_an_island_writes(
-    site: Site, surveyed: list[Status], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    site: Site, surveyed: list[Status], every: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = request.config.getoption("--every-call")
     before = looked_on(site.run, surveyed, "status")
     uses_it = {each.artifact for each in surveyed if VICTIM in site.run.inputs(each.artifact)}
     slowest, at_first, meter = 0.0, _peak(), StoreMeter(monkeypatch)
@@ -169,7 +171,7 @@ def test_whatever_an_island_writes(
     assert _peak() - at_first < RSS_BYTES
 
 
-@pytest.mark.parametrize("arguments", [("status",), ("watch", "--once")])
+@pytest.mark.parametrize("arguments", [("status",), ("status", "--long"), ("watch", "--once")])
 def test_a_terminal_gets_no_escape(site: Site, arguments: tuple[str, ...]) -> None:
     """Its clipboard, title and screen are nobody else's, and each artifact has one line."""
     verb, *options = arguments
@@ -187,6 +189,8 @@ def test_a_terminal_gets_no_escape(site: Site, arguments: tuple[str, ...]) -> No
         site.run.store.delete("eval/a\u202eb")
     lines = text.decode().split("\r\n")
     assert status == 0 and not any(NOT_PRINTED.search(line) for line in lines)
+    if arguments == ("status",):
+        return
     row = [line for line in lines if f"{VICTIM} " in line]
     assert len(row) == 1 and "\\x1b" in row[0] and "\\x9b" in row[0]
     names = [line.split()[0] for line in lines[verb == "status" :] if line]

@@ -68,3 +68,17 @@ def test_older_attempts_that_may_train_on(store: Store) -> None:
     assert older() == [4, 2], "attempt 2 has taken the place of attempt 1, not its own"
     save(attempts[4], 7)
     assert older() == []
+
+
+def test_the_newest_picture_is_that_of_the_last_step(store: Store) -> None:
+    job = JOBS[1]
+    assert list_jobs(store, [job])[job].picture is None
+    first, second = claim(store, job), claim(store, job)
+    store.write(first.picture_key(900), b"png")
+    store.write(f"{first.weights_prefix(1000)}/grid.png", b"png")
+    store.write(second.picture_key(950), b"png")
+    store.write(f"{second.prefix}/pictures/step-000002000.svg", b"what is no picture")
+    store.write(f"{job}/attempts/x/pictures/step-000003000.png", b"of no attempt")
+    assert list_jobs(store, JOBS)[job].picture == (1000, "attempts/0001/weights/step-000001000/grid.png")
+    store.write(second.picture_key(1000), b"png")
+    assert list_jobs(store, JOBS)[job].picture == (1000, "attempts/0002/pictures/step-000001000.png")

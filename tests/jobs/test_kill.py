@@ -7,6 +7,8 @@ from itertools import count
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import pytest
+
 from ddm_ray.config import RunConfig
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.jobs.attempts import claim, claimed, heartbeat, saved_states
@@ -18,6 +20,8 @@ from ddm_ray.store.store import Store
 from tests.conftest import wait_for
 from tests.infos import commit_written, info_of
 from tests.run.artifacts import save_state
+
+pytestmark = pytest.mark.contract
 
 NUM_KILLS = 20
 

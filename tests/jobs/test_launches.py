@@ -16,6 +16,8 @@ from ddm_ray.run.graph import Artifact, expert
 from ddm_ray.store.store import Store
 from tests.jobs.attempts import beat, save
 
+pytestmark = pytest.mark.contract
+
 JOB = Artifact("experts/000")
 
 

@@ -30,6 +30,8 @@ from ddm_ray.watch.events import Events
 from tests.conftest import ddm
 from tests.jobs.attempts import beat, fail
 
+pytestmark = pytest.mark.contract
+
 JOB = expert(0)
 AWAY = RayAway("no Ray to join at head:6379: refused", Give("address", "name another Ray"))
 
@@ -261,7 +263,7 @@ def test_train_that_fails_early_is_seen_in_status(partitioned: Run) -> None:
     where = ["--address", "127.0.0.1:1"]
     trained = ddm("train", partitioned.url, "expert", "0", *where, RAY_JOB_CONFIG_JSON_ENV_VAR=job)
     assert trained.returncode == EXIT_AGAIN, trained.stderr
-    shown = CliRunner().invoke(main, ["status", partitioned.url]).stdout.splitlines()
+    shown = CliRunner().invoke(main, ["status", partitioned.url, "--long"]).stdout.splitlines()
     (line,) = (line for line in shown if line.startswith("  experts/000 "))
     assert_matches(
         r"failed +0%  failed: no Ray to join at 127.0.0.1:1.*, launched on host \S+, job raysubmit_7, no", line

@@ -20,6 +20,8 @@ from ddm_ray.store.store import Store
 from ddm_ray.watch.gauges import gauge_values
 from tests.jobs.attempts import beat, fail
 
+pytestmark = pytest.mark.contract
+
 DAY = 86400
 
 

@@ -331,7 +331,7 @@ def beating(attempt: Attempt) -> Iterator[None]:
 def test_the_command_tells_it_all_from_storage(partitioned: Run) -> None:
     fail(claim(partitioned.store, JOB), "[Errno 28] no space left")
     with beating(claim(partitioned.store, ROUTER)):
-        done = CliRunner().invoke(main, ["status", partitioned.url])
+        done = CliRunner().invoke(main, ["status", partitioned.url, "--long"])
         watched = CliRunner().invoke(main, ["watch", partitioned.url, "--once"])
     assert done.exit_code == 0
     assert re.search(rf"^  {JOB} +failed +0%  failed: \[Errno 28\] no space left, attempt 1; `ddm", done.output, re.M)

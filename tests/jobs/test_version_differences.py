@@ -47,7 +47,7 @@ def test_status_says_where_the_newest_attempt_runs_and_which_versions_differ(par
     laptop = claim(store, Artifact("router"))
     beat(laptop, 1, 5, versions=OLD)
     fail(laptop, "lost")
-    done = CliRunner().invoke(main, ["status", partitioned.url])
+    done = CliRunner().invoke(main, ["status", partitioned.url, "--long"])
     lines = dict(re.findall(r"^  (\S+) +failed +\d+%  (.*)$", done.output, re.MULTILINE))
     assert f", attempt 1 on island north, host {TOLD['host']}, job raysubmit_7, at step 5/300;" in lines["experts/001"]
     assert ", attempt 1, at step 5/300;" in lines["router"]

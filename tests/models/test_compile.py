@@ -11,6 +11,8 @@ from tests.models.test_diffusers_transformer import NAMES
 from tests.models.test_diffusers_transformer import network as of_diffusers
 from tests.models.test_text_condition import CLASSES, TEXT, condition, inputs, perturbed
 
+pytestmark = pytest.mark.contract
+
 KEPT_BM = torch.tensor([[0, 7, 9], [1, 2, 3], [4, 8, 15], [3, 7, 11]])
 
 

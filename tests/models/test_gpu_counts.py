@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from types import ModuleType
 
+import pytest
 import torch
 
 from ddm_ray.models.dit import DiT
+
+pytestmark = pytest.mark.contract
 
 
 def test_kernels_and_bytes_of_a_step(benchmark: Callable[[str], ModuleType]) -> None:

@@ -15,6 +15,8 @@ from ddm_ray.errors import DDMError
 from tests.conftest import ROOT
 from tests.models.hostile_folders import HOSTILE, made, write_bases
 
+pytestmark = pytest.mark.chaos
+
 RESULTS = "results.json"
 
 

@@ -12,22 +12,23 @@ from ddm_ray.errors import DataError
 from ddm_ray.evaluate.features import features_in_words
 from ddm_ray.models.embedders import make_embedder
 
-# Not in the tests' environment: its wheel brings a package `tests` of its own, which would hide ours.
-pytest.importorskip("torch_fidelity", reason="torch-fidelity isn't installed (extra fid)")
-
-from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-
-class Untrained(FeatureExtractorInceptionV3):
-    """The network as it is before it loads weights."""
-
-    def load_state_dict(self, *_: object) -> None:
-        pass
+pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> tuple[Untrained, str]:
-    """A network of random weights, and the file of these."""
+def network(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, str]:
+    """A network of random weights, and the file of these.
+
+    The package isn't in the tests' environment: its wheel brings a package `tests`, which would hide this one.
+    """
+    inception = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3", reason="it needs the extra fid")
+
+    class Untrained(inception.FeatureExtractorInceptionV3):  # type: ignore[misc, name-defined]
+        """The network as it is before it loads weights."""
+
+        def load_state_dict(self, *_: object) -> None:
+            pass
+
     folder = tmp_path_factory.mktemp("inception")
     torch.save({}, folder / "none.pth")
     with torch.random.fork_rng():
@@ -41,7 +42,7 @@ def config(checkpoint: str) -> EmbedderConfig:
     return EmbedderConfig(kind="inception", checkpoint=checkpoint, batch_size=2)
 
 
-def test_features_are_torch_fidelitys_own(network: tuple[Untrained, str]) -> None:
+def test_features_are_torch_fidelitys_own(network: tuple[torch.nn.Module, str]) -> None:
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (3, 40, 40, 3), np.uint8)
     embedder = make_embedder(config(network[1]), None, field="evaluate.features")
     with torch.inference_mode():
@@ -66,7 +67,7 @@ class Code:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "other", "code"])
-def test_weights_that_cant_be_used_are_told(network: tuple[Untrained, str], tmp_path: Path, damage: str) -> None:
+def test_weights_that_cant_be_used_are_told(network: tuple[torch.nn.Module, str], tmp_path: Path, damage: str) -> None:
     path = tmp_path / "weights.pth"
     if damage == "cut":
         path.write_bytes(Path(network[1]).read_bytes()[:5000])

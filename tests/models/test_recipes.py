@@ -12,6 +12,8 @@ from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters, training_flops_per_row
 from ddm_ray.models.spec import denoiser_spec, router_spec
 
+pytestmark = pytest.mark.contract
+
 PAPERS = ("imagenet256-k8", "laion256-k8", "ddm-24b")
 
 

@@ -45,6 +45,7 @@ def written(store: Store, files: dict[str, FileRecord]) -> Manifest:
     return read_manifest(store, ROWS)
 
 
+@pytest.mark.chaos
 def test_files_of_150_million_rows_are_read_as_they_were_written(run: Run) -> None:
     files = dict(parts(MANY))
     manifest = written(run.store, files)

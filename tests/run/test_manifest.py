@@ -28,6 +28,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.store import checksummed
 from ddm_ray.store.store import Store
 
+pytestmark = pytest.mark.contract
+
 WHERE = "/runs/a/experts/003/_MANIFEST.json"
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 scalar = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text

@@ -25,6 +25,8 @@ from ddm_ray.serve.engine.versions import Versions
 from tests.infos import info_of
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.contract
+
 EXPERT = Artifact("experts/001")
 
 

@@ -119,6 +119,7 @@ def test_models_are_called_in_the_order_of_their_offloading(tmp_path: Path) -> N
     assert [name for name, _ in groupby(calls)] == order
 
 
+@pytest.mark.chaos
 def test_models_are_offloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By accelerate, each alone on a pretended GPU, where no tensor of the CPU may join; after a call none is there."""
     pytest.importorskip("accelerate", reason="offloading is accelerate's, which no extra brings along")

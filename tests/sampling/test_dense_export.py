@@ -17,6 +17,8 @@ from ddm_ray.sampling.dense_export import save_dense
 from tests.random_run import make_run
 from tests.sampling.exports import LABELS, SEEDS, TEXTS, dense, run_alone
 
+pytestmark = pytest.mark.contract
+
 OPENED = """
 for folder, call in given.items():
     pipeline = opened(folder)

@@ -35,6 +35,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.chaos
 def test_exports_are_opened_by_name_and_keep_to_their_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process: two by their repositories' names, from an empty cache; and three of several versions, opened
     before any paints: ours, one that guides twice as much, and a network that is still.

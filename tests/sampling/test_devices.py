@@ -88,6 +88,7 @@ def test_idle_gpus_of_a_ray_are_told_of(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "device: workers embed on GPUs\n"
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("command", [["train", "router"], ["train", "all"], ["prepare"], ["plan"]])
 def test_workers_of_a_private_ray_need_a_gpu_that_torch_sees(
     no_gpu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]

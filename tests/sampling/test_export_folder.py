@@ -18,6 +18,8 @@ from tests.foreign_files import content, plant, require_kept
 from tests.sampling.exports import dense
 from tests.sampling.tiny_components import classes, texts
 
+pytestmark = pytest.mark.contract
+
 Save = Callable[[Path], None]
 
 

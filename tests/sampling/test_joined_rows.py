@@ -22,6 +22,8 @@ from ddm_ray.sampling.trajectory import advance, next_calls, start, turned
 from tests.core import closed_forms
 from tests.sampling.test_trajectory import EVERY
 
+pytestmark = pytest.mark.contract
+
 SYSTEM = closed_forms.random_gaussians(seed=3, dim=2, num_experts=4, num_conditions=3)
 
 

@@ -25,6 +25,8 @@ from ddm_ray.sampling.run_models import Models
 from tests.sampling import tiny_components
 from tests.sampling.tiny_components import NUM_EXPERTS, classes, models, texts
 
+pytestmark = pytest.mark.contract
+
 SETTINGS: dict[str, Any] = {"seeds": 7, "num_inference_steps": 3, "output_type": "latent"}
 
 

@@ -19,6 +19,8 @@ from ddm_ray.store.store import Store
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import Fault, Request, Wire, wire
 
+pytestmark = pytest.mark.contract
+
 JOB = Artifact("experts/000")
 HASTY = {"first_pause": 0.01, "longest_pause": 0.05}
 LONG = RetryPolicy(600, denials=True, **HASTY)

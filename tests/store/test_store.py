@@ -20,6 +20,8 @@ from ddm_ray.errors import RunError, StorageError
 from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store, is_local
 
+pytestmark = pytest.mark.contract
+
 NUM_RIVALS, NUM_ROUNDS = 8, 25
 
 # What a file name may hold: all but control characters. A trailing #1 marks the store's unfinished files, and obstore
@@ -144,12 +146,20 @@ def test_pyarrow_writes_where_the_store_reads(tmp_path: Path) -> None:
     assert store.sizes("rows") == {"part-0.parquet": 4}
 
 
-@pytest.mark.parametrize("url", ["nosuch://bucket/run", "s3://"])
-def test_an_unknown_storage_is_refused_in_one_line(url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("nosuch://bucket/run", "no run can lie there; give a folder, s3://BUCKET/..., "),
+        ("az://container/run", "no run can lie there; "),
+        ("s3a://bucket/run", "no run can lie there; "),
+        ("s3://", "not a storage"),
+    ],
+)
+def test_an_unknown_storage_is_refused_in_one_line(url: str, reason: str) -> None:
     with pytest.raises(RunError) as failure:
         Store(url)
     message = str(failure.value)
-    assert message.startswith(f"{url}: not a storage")
+    assert message.startswith(f"{url}: {reason}")
     assert "\n" not in message
     assert "Debug" not in message
 

@@ -11,13 +11,6 @@ from tests.conftest import ROOT
 Script = Callable[[str], ModuleType]
 
 
-@pytest.fixture(scope="session")
-def every_call(request: pytest.FixtureRequest) -> None:
-    """Skips a test unless all are asked for: what only the study needs isn't tried with each change of the product."""
-    if not request.config.getoption("every_call"):
-        pytest.skip("of the study alone: asked for by --every-call")
-
-
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Imports a script by its name."""

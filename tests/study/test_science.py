@@ -20,6 +20,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.contract
+
 RENORMALISED = "top-2, not renormalised"
 """Of two experts this is no fault: it is `full`."""
 PLAN: dict[str, Any] = {
@@ -88,7 +90,8 @@ def trained_here(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacem
     return run
 
 
-@pytest.mark.usefixtures("every_call", "world_of_one")
+@pytest.mark.chaos
+@pytest.mark.usefixtures("world_of_one")
 def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     plans: ModuleType, arms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +190,7 @@ def test_a_study_measures_what_an_evaluation_does_and_goes_on(
     assert other.returncode == 1 and "3/ruler.json: was measured by another plan; delete it" in other.stderr
 
 
-@pytest.mark.usefixtures("every_call")
+@pytest.mark.chaos
 def test_plans_can_be_read_and_choose_by_other_seeds_than_they_report(plans: ModuleType, tmp_path: Path) -> None:
     paths = [*plans.PLANS.rglob("*.yaml")]
     assert len(paths) > 1

@@ -15,7 +15,7 @@ from ddm_ray.errors import DataError
 from ddm_ray_study.pictures import KINDS, PHOTOGRAPHS
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.usefixtures("every_call")
+pytestmark = pytest.mark.chaos
 COUNTS = {"emoji": 1865, "icons": 896, "sprites": 1295, "textures": 1865, "satellite": 2000}
 CROPS = {"china": 1000, "astronaut": 978, "chelsea": 504, "coffee": 925, "coins": 432}
 """Distinct crops of a photograph, at most 1,000."""

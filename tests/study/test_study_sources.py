@@ -20,7 +20,7 @@ def test_the_package_registers_them() -> None:
     assert isinstance(collection.format_named("idx"), Idx)
 
 
-@pytest.mark.usefixtures("every_call")
+@pytest.mark.chaos
 @pytest.mark.parametrize("word", CLASSES)
 def test_a_source_keeps_the_contract_and_has_a_credit(word: str) -> None:
     check_named(word)

@@ -23,6 +23,8 @@ from ddm_ray.train.teachers import first_model
 from tests.random_run import make_data, make_run
 from tests.train.conftest import SHORT
 
+pytestmark = pytest.mark.contract
+
 EXPERT = Artifact("experts/001")
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from ddm_ray.jobs.attempts import claimed
 from ddm_ray.jobs.copying import copy
 from ddm_ray.jobs.published import Weights
@@ -11,6 +13,8 @@ from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from tests.train.test_worker import train_until
+
+pytestmark = pytest.mark.contract
 
 EXPERT = expert(1)
 

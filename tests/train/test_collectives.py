@@ -9,6 +9,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.contract
+
 CLAIM = CHOOSE_STATE = LEAVE = ["broadcast_object_list"]
 HELDOUT_ROWS = READ_STATE = CHECK_STATE = ["all_gather_object"]
 SETTLE = ["all_gather_object", "barrier"]

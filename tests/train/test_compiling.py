@@ -33,6 +33,8 @@ from tests.random_run import make_data, make_texts
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, difference, weights_of
 
+pytestmark = pytest.mark.contract
+
 EXPERT = expert(1)
 MASKED = ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75", "expert.train.unmasked_steps=2")
 BF16 = ("expert.train.precision=bf16",)
@@ -151,6 +153,7 @@ def test_a_lost_gpu_ends_the_attempt(as_on_a_gpu: None, short_run: Run, monkeypa
         worker.train(short_run.url, EXPERT, TrainPlacement())
 
 
+@pytest.mark.chaos
 def test_padding_for_compiled_code_is_nobodys(tmp_path: Path) -> None:
     """Of parameters whose width puts others off: other ranks, or uncompiled ones, go on from its states and back.
 

@@ -13,6 +13,8 @@ from tests.train.cut_off import Cut, Rivals, rivals
 from tests.train.ranks import EXPERT
 from tests.train.s3_faults import files_of
 
+pytestmark = pytest.mark.contract
+
 SCALE = 20
 
 
@@ -31,6 +33,7 @@ def undisturbed(both: Rivals) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.chaos
 def test_who_is_cut_off_while_it_commits_leaves_it_to_the_other(both: Rivals, undisturbed: dict[str, bytes]) -> None:
     outcome = both.train(Cut(0, "commit", 120.0))
     assert (outcome.statuses, outcome.manifests, outcome.writers) == ((0, 0), 1, 1), both.owner.log.read_text()[-3000:]

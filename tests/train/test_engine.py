@@ -27,6 +27,8 @@ from tests.counted_graphs import counted_graphs
 from tests.models.test_activations import loss_and_gradients
 from tests.models.test_text_condition import CLASSES, condition, inputs, perturbed
 
+pytestmark = pytest.mark.contract
+
 TRAIN = TrainConfig(
     steps=8,
     global_batch=8,

@@ -22,6 +22,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from tests.train.small_recipe import prompts_of, smaller
 
+pytestmark = pytest.mark.contract
+
 CLIP = {"encoder": "a/clip", "tokens": 12, "dim": 16}
 T5 = {"encoder": "a/t5", "tokens": 20, "dim": 24}
 POOLED = {"pooled_encoder": "another/clip", "pooled_dim": 8}

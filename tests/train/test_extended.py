@@ -21,6 +21,8 @@ from ddm_ray.train.state import SavedParts
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 
+pytestmark = pytest.mark.contract
+
 EXPERT, OTHER = Artifact("experts/001"), Artifact("experts/000")
 LONGER = ("expert.train.steps=20", "router.train.steps=17")
 SETTINGS = (*SHORT, "student.start=largest")

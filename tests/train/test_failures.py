@@ -10,6 +10,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from ddm_ray.train.failures import blame_micro_batch, failure_note, is_lost_worker, is_out_of_memory
 
+pytestmark = pytest.mark.contract
+
 
 def superseded(by_its_own_launch: bool) -> Superseded:
     error = Superseded("attempt 1: attempt 2 has overtaken it")

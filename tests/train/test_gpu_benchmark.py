@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.chaos
+
 
 def lines_of(gpu: ModuleType, folder: Path) -> list[str]:
     return str(gpu.table(folder / gpu.RESULTS)).splitlines()[2:]

@@ -21,6 +21,8 @@ from tests.pretend_gpu import PretendGPU
 from tests.pretend_streams import pretended
 from tests.random_run import make_data, make_run, make_texts
 
+pytestmark = pytest.mark.contract
+
 STEPS, MICRO_BATCH = 4, 6
 SIZE = ("expert.train.global_batch=24", "router.train.global_batch=24", "expert.train.steps=4", "router.train.steps=4")
 

@@ -49,6 +49,8 @@ from tests.train.background import Background
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, difference, weights_of
 
+pytestmark = pytest.mark.contract
+
 EXPERT = expert(1)
 FEW, NONE = {"heldout_rows": 8}, {"heldout_rows": 0}
 """Rows of which runs so short are measured several times, and never."""

@@ -16,6 +16,8 @@ from ddm_ray.run.run import Run
 from ddm_ray.train.job import train_job
 from ddm_ray.train.objectives import ExpertLoss, Masking, RouterLoss
 
+pytestmark = pytest.mark.contract
+
 FLOW = ("flow={path: cosine, prediction: noise, times: logit-normal, mean: 0.3, std: 0.9, num_times: 7, shift: 2}",)
 ALL = (ROWS, PARTITION, shard(0), expert(0), ROUTER, MONOLITH, evaluation("x"))
 

@@ -5,12 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, claim
 from ddm_ray.memory import KEEP_FREED_MEMORY
 from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store
 from ddm_ray.train.claiming import rows_that_fit
 from tests.random_run import make_data
+
+pytestmark = pytest.mark.contract
 
 EXPERT, SHARE = Artifact("experts/001"), 192
 

@@ -22,6 +22,8 @@ from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.engine import Engine
 from ddm_ray.train.optimizer import ShardOptimizer, update
 
+pytestmark = pytest.mark.contract
+
 SIZE = 1000
 TRAIN = TrainConfig(steps=1, global_batch=4, ema_decay=0.9, betas=(0.9, 0.95), weight_decay=0.1)
 

@@ -35,6 +35,8 @@ from tests.s3_wire import Wire, leading_through
 from tests.serve.conftest import free_port
 from tests.train.policies import FOLDER, Policies, policy, signed_by
 
+pytestmark = pytest.mark.contract
+
 URL = f"s3://{BUCKET}/lab/run"
 SHORT = tuple(f"{job}.train.steps=8" for job in ("expert", "router"))
 ISLANDS = {f"island{cluster}": f"experts/00{cluster}" for cluster in range(2)}
@@ -120,6 +122,7 @@ def train(jobs: list[tuple[str, Artifact]], placement: TrainPlacement | None = N
     assert done.stdout.split() == ["0"] * len(jobs), done.stderr[-3000:]
 
 
+@pytest.mark.chaos
 def test_every_stage_passes_under_its_role(bucket: Wire, trained: Run) -> None:
     with signed_by("reader"):
         run = Run.open(URL)
@@ -175,6 +178,7 @@ def test_an_island_reads_no_other_clusters_rows(bucket: Wire, trained: Run) -> N
     assert {name for name in rows if readable(name)} == own
 
 
+@pytest.mark.chaos
 def test_an_extension_is_begun_and_trained_under_the_policies(bucket: Wire, trained: Run) -> None:
     """Who trains it has the policy for the run that it extends, and the same one for the extension."""
     with signed_by("coordinator"):

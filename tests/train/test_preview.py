@@ -26,6 +26,8 @@ from tests.infos import commit_written, info_of
 from tests.random_run import make_run
 from tests.sampling import tiny_components
 
+pytestmark = pytest.mark.contract
+
 CPU = torch.device("cpu")
 
 
@@ -141,3 +143,14 @@ def test_weights_that_do_not_fit_are_refused(run: Run) -> None:
     spec, ema = published(run, Artifact("experts/000"))
     with pytest.raises(CorruptArtifact):
         picture(run, spec, ema[:-1], 0, CPU)
+
+
+def test_it_is_given_up_between_two_steps(run: Run) -> None:
+    asked: list[bool] = []
+
+    def given_up() -> bool:
+        asked.append(len(asked) == 2)
+        return len(asked) > 2
+
+    assert picture(run, *published(run, expert(0)), 0, CPU, given_up=given_up) is None
+    assert len(asked) < run.config.sample.steps + 2

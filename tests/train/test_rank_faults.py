@@ -19,6 +19,8 @@ from tests.train.background import Background
 from tests.train.ranks import EXPERT
 from tests.train.results import apart, final_weights, touched
 
+pytestmark = pytest.mark.integration
+
 SHORT = ["expert.train.steps=30", "expert.train.global_batch=12"]
 HANG_SECONDS = 1.0
 # What a watchdog may be late by on a machine that others use too.
@@ -66,30 +68,23 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Worlds:
-    """Runs of worlds by case, what was seen of each leg, and the processes that train under ptrace."""
+    """Runs of worlds by case, and what was seen of each leg."""
 
     folder: Path
     seen: dict[str, list[dict[str, Any]]]
-    cut: dict[DiskFault, Background]
 
     def run(self, name: str) -> Run:
         return Run.open(str(self.folder / name))
 
 
 @pytest.fixture(scope="module")
-def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     folder = tmp_path_factory.mktemp("worlds")
-    cut = {}
-    for fault in DiskFault:
-        (folder / fault.name).mkdir()
-        count = "1000000" if request.config.getoption("--every-call") else str(NUM_CALLS)
-        cut[fault] = Background("cut_short", str(folder / fault.name), fault.name, count)
     ranks = Background("ranks", str(folder), json.dumps(CASES))
     try:
-        yield Worlds(folder, json.loads(ranks.finish()), cut)
+        yield Worlds(folder, json.loads(ranks.finish()))
     finally:
-        for process in (*cut.values(), ranks):
-            process.kill()
+        ranks.kill()
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("killed", "stopped"))])
@@ -161,10 +156,16 @@ def test_two_at_once_end_with_one_result(worlds: Worlds) -> None:
     assert apart(worlds.run("quiet-1"), run, EXPERT) == 0
 
 
-@pytest.mark.parametrize("fault", list(DiskFault), ids=lambda fault: fault.name)
-def test_a_fault_at_any_write_costs_time_alone(worlds: Worlds, fault: DiskFault) -> None:
-    num_calls, *ends = map(int, worlds.cut[fault].finish().split())
-    assert num_calls > 100 and len(ends) in (NUM_CALLS, num_calls)
+@pytest.mark.parametrize(
+    "fault", [DiskFault.KILL, pytest.param(DiskFault.FULL, marks=pytest.mark.chaos)], ids=lambda fault: fault.name
+)
+def test_a_fault_at_any_write_costs_time_alone(tmp_path: Path, fault: DiskFault, every: bool) -> None:
+    cut = Background("cut_short", str(tmp_path), fault.name, "1000000" if every else str(NUM_CALLS))
+    try:
+        num_calls, *ends = map(int, cut.finish().split())
+    finally:
+        cut.kill()
+    assert num_calls > 100 and len(ends) == (num_calls if every else NUM_CALLS)
     # The last ones may come too early or too late to be met: beats depend on time.
     assert set(ends) <= ({-9, 0} if fault is DiskFault.KILL else {0, 3})
     assert ends.count(-9 if fault is DiskFault.KILL else 3) > len(ends) // 2

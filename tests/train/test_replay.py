@@ -29,6 +29,8 @@ from ddm_ray.train.job import train_job
 from ddm_ray.train.replay import images_of, make_replay
 from tests.random_run import make_run, publish
 
+pytestmark = pytest.mark.contract
+
 REPLAYED = ("router.replay=70", "sample.steps=3", "router.train.steps=4", "router.train.global_batch=8")
 
 

@@ -20,6 +20,8 @@ from tests.random_run import make_data
 from tests.s3_wire import Fault, Wire, leading_through
 from tests.train.conftest import SHORT
 
+pytestmark = pytest.mark.contract
+
 TRAINING, FINISHED = 3, 2
 
 

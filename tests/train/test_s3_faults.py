@@ -11,9 +11,11 @@ from tests.data.s3 import s3_server
 from tests.s3_wire import Fault
 from tests.train.s3_faults import MOMENTS, TROUBLES, OnePut, Outcome, Schedule, Trainer, trainer
 
+pytestmark = pytest.mark.contract
+
 SCALE = 100
-SEEDS = (0, 2, 4, 49)
-PUTS = (OnePut(1, Fault.BELIED), OnePut(20, Fault.LOST))
+SCHEDULES = (Schedule.of(49), OnePut(1, Fault.BELIED), OnePut(20, Fault.LOST))
+MORE = (Schedule.of(0), Schedule.of(2), Schedule.of(4))
 MOST_A_SECOND = 10
 
 
@@ -25,7 +27,9 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer
         yield started, started.train()
 
 
-@pytest.mark.parametrize("schedule", [*map(Schedule.of, SEEDS), *PUTS], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [*SCHEDULES, *(pytest.param(each, marks=pytest.mark.chaos) for each in MORE)], ids=str
+)
 def test_training_outlives_its_storage(training: tuple[Trainer, Outcome], schedule: Schedule | OnePut) -> None:
     trainer, undisturbed = training
     outcome = trainer.train(schedule)

@@ -91,13 +91,14 @@ def run_saver(
 
     The steps that were saved beside training, those published, and the phases that were said.
     """
-    reporter, published = Reporter(), list[int]()
+    reporter, published, painted = Reporter(), list[int](), list[int | None]()
     saver = Saver(
         steps,
         TrainPlacement(checkpoint_minutes=0, **placement),
         SimpleNamespace(),  # type: ignore[arg-type]
         writer,  # type: ignore[arg-type]
         SimpleNamespace(publish=published.append),  # type: ignore[arg-type]
+        SimpleNamespace(after_state=painted.append, close=lambda: painted.append(None)),  # type: ignore[arg-type]
         reporter,  # type: ignore[arg-type]
     )
     for done in range(1, steps + 1):
@@ -110,6 +111,8 @@ def run_saver(
         writer.left = max(0, writer.left - 1)
         if done == leave:
             break
+    beside = [step for step in writer.saved if step not in published]
+    assert painted == [*beside, *([None] * len(writer.at_once))], "a milestone has a picture of its own"
     assert reporter.uploads == len(writer.saved) + len(writer.at_once)
     return writer.saved, published, reporter.phases
 

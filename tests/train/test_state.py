@@ -26,6 +26,8 @@ from ddm_ray.train.state import Piece, SavedParts, fingerprint, fingerprints, wr
 from ddm_ray.train.zero_shards import EMA, VALUE, Fragment, Shards
 from tests.pretend_streams import pretended
 
+pytestmark = pytest.mark.contract
+
 SHAPES = {"trunk.in.weight": (7, 5), "trunk.in.bias": (7,), "head": (1,)}
 RECORDS = (VALUE, *AdamW.moments, EMA)
 SIZES = {"trunk.in.weight": 35, "trunk.in.bias": 7, "head": 1}

@@ -20,7 +20,7 @@ from tests.conftest import wait_for
 
 JOB = "experts/000"
 
-pytestmark = pytest.mark.usefixtures("world_of_one")
+pytestmark = [pytest.mark.usefixtures("world_of_one"), pytest.mark.contract]
 
 
 def engine() -> Any:

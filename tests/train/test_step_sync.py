@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from ddm_ray.train.step_sync import Agreed, Flags, StepResult, StepSync
 from tests.pretend_streams import pretended
+
+pytestmark = pytest.mark.contract
 
 RANKS = """
 import json, os, tempfile

@@ -32,6 +32,8 @@ from tests.random_run import make_run
 from tests.train.background import Background
 from tests.train.results import curve_of, difference, weights_of
 
+pytestmark = pytest.mark.contract
+
 LINEAR = Flow()
 STUDENT_STEPS = (
     "partition.num_clusters=3",

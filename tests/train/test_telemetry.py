@@ -19,6 +19,8 @@ from tests.conftest import wait_for
 from tests.data.s3 import BUCKET, s3_server
 from tests.s3_wire import leading_through
 
+pytestmark = pytest.mark.contract
+
 PREFIX = "experts/003/attempts/0007"
 Curves = dict[str, list[tuple[int, float]]]
 

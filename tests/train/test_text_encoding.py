@@ -31,6 +31,8 @@ from tests.sampling import tiny_components
 from tests.train.results import curve_of
 from tests.train.test_gpu_step import move
 
+pytestmark = pytest.mark.contract
+
 FP16 = 2.0**-10
 """Relative precision of the features that rows keep."""
 EXPERT = expert(0)

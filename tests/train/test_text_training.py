@@ -23,6 +23,8 @@ from ddm_ray.train.state import CURVE
 from tests.random_run import make_texts
 from tests.train.results import difference, weights_of
 
+pytestmark = pytest.mark.contract
+
 STEPS = ("expert.train.steps=60", "router.train.steps=60", "router.train.learning_rate=0.01")
 
 

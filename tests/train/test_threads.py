@@ -20,6 +20,8 @@ from tests.random_run import make_data
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, weights_of
 
+pytestmark = pytest.mark.contract
+
 EXPERT = expert(0)
 two_cores = pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 

@@ -20,6 +20,8 @@ from tests.conftest import ROOT
 from tests.random_run import make_data
 from tests.train.ranks import EXPERT
 
+pytestmark = pytest.mark.contract
+
 STEPS = ("expert.train.steps=60", "expert.train.global_batch=12")
 LIMIT = """
 import json, resource, sys
@@ -84,6 +86,7 @@ def test_states_that_the_disk_refuses_end_a_training_and_say_why(base: Run) -> N
     assert "File too large" in outcome["unsaved"][-1]
 
 
+@pytest.mark.chaos
 def test_once_there_is_room_states_are_saved_and_nothing_is_said_any_more(base: Run) -> None:
     outcome = train(base, 8000, room_again=True)
     assert outcome["error"] is None and base.finished(EXPERT)

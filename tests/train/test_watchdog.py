@@ -12,6 +12,8 @@ import pytest
 
 from ddm_ray.train.watchdog import Watchdog
 
+pytestmark = pytest.mark.contract
+
 HANGS = """
 import time
 from ctypes import PyDLL

@@ -1,6 +1,7 @@
 """The loop, on real DeepSpeed: resume, damage, rivals, world sizes, precision, cost."""
 
 import json
+import math
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -12,12 +13,13 @@ from safetensors.torch import load
 from ddm_ray.config import load_recipe
 from ddm_ray.errors import DriftError, Preempted, StorageError, TrainingError
 from ddm_ray.jobs.attempts import Attempt, claimed
+from ddm_ray.jobs.job_files import list_jobs
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import ROUTER, Artifact, shard
 from ddm_ray.run.info import ShardInfo
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
-from ddm_ray.train import worker
+from ddm_ray.train import pictures, worker
 from ddm_ray.train.resume import StateChoice
 from tests.conftest import wait_for
 from tests.infos import commit_written
@@ -25,6 +27,8 @@ from tests.random_run import make_data
 from tests.train.background import Background
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, difference, weights_of
+
+pytestmark = pytest.mark.integration
 
 EXPERT = Artifact("experts/001")
 STEPS = 12
@@ -177,6 +181,39 @@ def test_the_newest_states_are_kept_and_milestones_are_published(quiet: Run, sho
     assert half.store.folders(f"{attempt.prefix}/weights") == ["step-000000004", "step-000000006"]
     milestone = load(short_run.store.read(f"{attempt.weights_prefix(6)}/ema.safetensors"))
     assert difference(milestone, weights_of(half, EXPERT)) == 0
+
+
+def test_pictures_of_states_change_nothing(
+    quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Trained alike to the bit, with a picture of each state that is saved beside training, as of published weights."""
+    monkeypatch.setattr(pictures, "SHARE", math.inf)
+    worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=5, milestone_steps=10, hang_seconds=60))
+    assert same_run(quiet, short_run) and "no picture" not in capfd.readouterr().err
+    attempt = Attempt(short_run.store, EXPERT, 1)
+    assert [*short_run.store.sizes(f"{attempt.prefix}/pictures")] == ["step-000000005.png"]
+    files = list_jobs(short_run.store, [EXPERT])[EXPERT]
+    assert files.picture == (STEPS, f"attempts/0001/weights/step-{STEPS:09d}/grid.png")
+    half = make_data(f"{short_run.url}-half", settings=SHORT)
+    worker.train(half.url, EXPERT, TrainPlacement(milestone_steps=5, pictures=False))
+    assert half.store.sizes(f"{attempt.prefix}/pictures") == {}
+    beside = half.store.read(f"{attempt.weights_prefix(5)}/grid.png")
+    assert short_run.store.read(attempt.picture_key(5)) == beside, "the same weights, painted alike"
+
+
+def test_a_picture_that_fails_costs_nothing_but_itself(
+    quiet: Run, short_run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*_: object) -> bytes:
+        raise MemoryError("not enough")
+
+    monkeypatch.setattr(pictures, "SHARE", math.inf)
+    monkeypatch.setattr(pictures, "picture", no_memory)
+    worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=1, hang_seconds=60))
+    assert same_run(quiet, short_run) and states_of(short_run, 1) == [STEPS]
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "no picture: not enough" in line]
+    assert len(warnings) == 2, "one for all states, one for the last weights"
+    assert list_jobs(short_run.store, [EXPERT])[EXPERT].picture is None
 
 
 def test_a_gradient_that_is_not_finite_publishes_nothing(

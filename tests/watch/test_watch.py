@@ -30,6 +30,8 @@ from tests.jobs.attempts import beat, fail, finish
 from tests.random_run import make_data, make_run
 from tests.watch.hooks import hook_server
 
+pytestmark = pytest.mark.contract
+
 
 def start(run: Run, log: Path, *options: str) -> subprocess.Popen[bytes]:
     """`ddm watch` in a process of its own."""

@@ -11,6 +11,8 @@ from ddm_ray.watch.webhook import Webhook
 from tests.conftest import wait_for
 from tests.watch.hooks import hook_server
 
+pytestmark = pytest.mark.contract
+
 
 def event(artifact: str) -> Event:
     return Event("run", artifact, "failed", 1, 7, 300, f"run: {artifact} failed")

@@ -169,7 +169,7 @@ def list_source(config: RunConfig, name: str, source: Source, chunk_rows: int) -
 
 
 class _Observer:
-    """Shows the share of the source's bytes that is read, the rate and the time left, and judges the rejected rows."""
+    """Shows the share of the source's bytes that is read and the rate, and judges the rejected rows."""
 
     def __init__(self, chunks: RowsStore, plan: SourcePlan, on_progress: OnProgress, max_rejected: float):
         self._chunks, self._plan = chunks, plan
@@ -202,5 +202,5 @@ class _Observer:
         self._rejected += record.rejected
 
     def _show(self) -> None:
-        note = f"{self._rows} rows, {self._rejected} rejected{self._share.left(self._rows)}"
+        note = f"{self._rows} rows, {self._rejected} rejected{self._share.rate(self._rows)}"
         self._on_progress(self._share.fraction, note)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
+from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from ddm_ray.data import OnProgress
@@ -63,7 +64,7 @@ class ShareRead(Generic[RecordT]):
         self._total = sum(self._sizes)
         self._until: dict[int, float] = {}
         self._read = 0.0
-        self._began: tuple[float, float, int] | None = None
+        self._began: tuple[float, int] | None = None
 
     def begin(self, records: Collection[RecordT]) -> None:
         """Count the units finished before. The read share of an incomplete unit is unknown, and counts as 0."""
@@ -82,19 +83,15 @@ class ShareRead(Generic[RecordT]):
         """The share, 0 to 0.99."""
         return min(0.99, self._read / self._total)
 
-    def left(self, rows: int = 0) -> str:
-        """Describe the time left at the current rate: `, 12 s left`. With `rows`, those so far, also their rate:
-        `, 100 rows/s, 12 s left`.
+    def rate(self, rows: int) -> str:
+        """Describe the rate at which `rows`, those so far, were made: `, 100 rows/s`.
 
         The clock starts at the first call, since processes start and networks load before. That call returns "".
         """
-        now = time.monotonic(), self.fraction, rows
-        self._began = self._began or now
-        seconds, share, more = (value - first for value, first in zip(now, self._began, strict=True))
-        if seconds <= 0 or share <= 0:
-            return ""
-        rate = f", {more / seconds:.0f} rows/s" if rows else ""
-        return f"{rate}, {seconds * (1 - self.fraction) / share:.0f} s left"
+        now = time.monotonic()
+        self._began = self._began or (now, rows)
+        began, before = self._began
+        return f", {(rows - before) / (now - began):.0f} rows/s" if rows > before and now > began else ""
 
     def expected(self, rows: int) -> float:
         """The approximate number of rows in total, given that the share read so far had `rows`."""
@@ -102,13 +99,28 @@ class ShareRead(Generic[RecordT]):
 
 
 class ShareReporter(ShareRead[RecordT]):
-    """An observer that reports the share after each chunk, with fixed words and the time left."""
+    """An observer that reports the share at the beginning and after each chunk, with fixed words."""
 
     def __init__(self, units: Sequence[WorkUnit], on_progress: OnProgress, words: str):
         super().__init__(units)
         self._on_progress, self._words = on_progress, words
+        self._numbers = {unit.key: number for number, unit in enumerate(units)}
+        self._lock = Lock()
+
+    def begin(self, records: Collection[RecordT]) -> None:
+        """See ChunkObserver."""
+        super().begin(records)
+        self._on_progress(self.fraction, self._words)
 
     def add(self, record: RecordT, until: float) -> None:
         """See ChunkObserver."""
-        self.advance(record.key.unit, until)
-        self._on_progress(self.fraction, self._words + self.left())
+        self._advance(record.key.unit, until)
+
+    def partly(self, unit: WorkUnit, share: float) -> None:
+        """Report that a share of a unit is made, before its chunk is finished. Any thread may call it."""
+        self._advance(self._numbers[unit.key], min(0.99, share))
+
+    def _advance(self, unit: int, until: float) -> None:
+        with self._lock:  # one report at a time, so that shares only grow
+            self.advance(unit, until)
+            self._on_progress(self.fraction, self._words)

@@ -6,6 +6,7 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import RunError, ServeError
 from ddm_ray.ray_session import cluster_gpus
 from ddm_ray.run.graph import PARTITION
@@ -94,7 +95,9 @@ def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
     return run, [Versions(run, args.pin_file, dense).newest() for dense in served]
 
 
-def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Version:
+def require_servable(
+    args: ServeArgs, port: int, host: str = "127.0.0.1", on_progress: OnProgress = no_progress
+) -> Version:
     """Return the mixture's weights that would be served now; needs no Ray.
 
     Reads every byte of finished weights: Serve would start a replica that finds them altered again and again. Raises
@@ -102,7 +105,9 @@ def require_servable(args: ServeArgs, port: int, host: str = "127.0.0.1") -> Ver
     that can't be met, and CorruptArtifact.
     """
     run, versions = _servable(args)
-    for weights in chain(*versions):
+    every = list(chain(*versions))
+    for number, weights in enumerate(every):
+        on_progress(number / len(every), f"checking {weights.artifact}")
         if weights.final:
             manifest = run.require(weights.artifact)
             for name in manifest.files:

@@ -8,6 +8,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import LoggingConfig
 
+from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.errors import ServeError
 from ddm_ray.ray_session import cluster_gpus, on_head, ray_session
 from ddm_ray.remedies import Give
@@ -18,6 +19,7 @@ from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
 from ddm_ray.serve.cluster.gateway import Gateway, until_signalled
 from ddm_ray.serve.cluster.haproxy import find_haproxy
+from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, shown
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
 from ddm_ray.serve.http.authentication.bearer import TOKENS
@@ -25,22 +27,30 @@ from ddm_ray.spelling import one_line
 
 
 def serve_run(
-    args: ServeArgs, port: int, host: str = "127.0.0.1", address: str | None = None, insecure: bool = False
+    args: ServeArgs,
+    port: int,
+    host: str = "127.0.0.1",
+    address: str | None = None,
+    insecure: bool = False,
+    on_progress: OnProgress = no_progress,
 ) -> None:
     """Serve a run over HTTP until SIGINT or SIGTERM; call it on the main thread.
+
+    `on_progress` shows the start, which has ended at the share 1.
 
     It runs on the Ray that `ray_session` finds for `address`; call `environment.prepare_serve` before this module is
     imported. Before anything starts, it raises as `require_servable`, ConfigError for tokens that can't be read, and
     ServeError if Serve is running there already, or if others could ask without a token and `insecure` doesn't allow
     it.
     """
-    version = require_servable(args, port, host)
+    version = require_servable(args, port, host, phase(on_progress, 0.0, CHECKED))
     if args.authenticator() is None:
         if is_loopback(host) and not insecure:
             args = args.model_copy(update={"local": True})
         elif not insecure:
             fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name a file of tokens")
             raise ServeError(f"any client that reaches {host} could ask for images without a token", fix)
+    on_progress(RAY, "starting Ray")
     with ray_session(address):
         if serve.status().proxies:
             raise ServeError(
@@ -50,10 +60,12 @@ def serve_run(
         if args.device == "cpu" and cluster_gpus():
             print(f"warning: {cluster_gpus():g} GPUs of this Ray stand idle; device cuda computes there", flush=True)
         gateway = find_haproxy() if on_head() else None  # where Serve's proxy is
-        _serve_until_stopped(args, port, host, _greeting(args, version, host, port), gateway)
+        _serve_until_stopped(args, port, host, version, gateway, on_progress)
 
 
-def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, gateway: str | None) -> None:
+def _serve_until_stopped(
+    args: ServeArgs, port: int, host: str, version: Version, gateway: str | None, on_progress: OnProgress
+) -> None:
     """Serve and wait; `gateway`: the program HAProxy, which then listens in place of Serve's proxy."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it would print the address of a proxy behind the gateway
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -68,6 +80,7 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, g
             before_proxy = Gateway(host, port, [inner], gateway)
             stack.callback(before_proxy.close)
         stack.callback(serve.shutdown)
+        on_progress(SERVE, "starting Serve")
         serve.start(
             proxy_location="HeadOnly",
             http_options=HTTPOptions(host=inner[0], port=inner[1], request_timeout_s=REQUEST_TIMEOUT_S),
@@ -75,7 +88,8 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, g
         )
         app = build_app(args)
         try:
-            serve.run(app, name="ddm", route_prefix="/", logging_config=own)
+            with shown(on_progress, "ddm", "compiling networks" if args.compile else "loading networks"):
+                serve.run(app, name="ddm", route_prefix="/", logging_config=own)
         except RuntimeError as error:
             parts = serve.status().applications["ddm"].deployments.values()
             reason = next((last_error(part.message) for part in parts if part.message), one_line(error, 300))
@@ -86,7 +100,8 @@ def _serve_until_stopped(args: ServeArgs, port: int, host: str, greeting: str, g
             print(
                 "without a gateway (HAProxy, on the head's machine): a process that dies loses its requests", flush=True
             )
-        print(greeting, flush=True)
+        on_progress(1.0, f"ready at http://{host}:{port}")
+        print(_greeting(args, version, host, port), flush=True)
         wait()
         if before_proxy is not None:
             before_proxy.refuse()  # else requests would wait until no process is left to answer

@@ -18,6 +18,8 @@ from ddm_ray.store.store import Store
 from tests.data.s3 import s3_server, upload
 from tests.random_run import make_data
 
+pytestmark = pytest.mark.contract
+
 SHARDS = [shard(0), shard(1)]
 PLACES = torch.arange(50)
 

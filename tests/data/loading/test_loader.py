@@ -24,6 +24,8 @@ from ddm_ray.run.graph import PARTITION, shard
 from ddm_ray.run.run import Run
 from tests.random_run import make_data, make_texts, write_partition
 
+pytestmark = pytest.mark.contract
+
 SHARDS = [shard(0), shard(1)]
 SMALL = 3000  # bytes: about two row groups of 16 rows
 
@@ -277,6 +279,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.chaos
 def test_streaming_takes_the_memory_of_a_few_windows(tmp_path: Path) -> None:
     """Windows of 8 MiB of a shard of 80 MiB."""
     num_rows = 20_000

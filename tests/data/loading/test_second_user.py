@@ -23,7 +23,7 @@ NOBODY = 65534
 NAMES = ("part-0.parquet", "deep/er/part-1.parquet")
 SECRET = b"rows of an owner" * 1000
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has a second user at hand")
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="only root has a second user at hand"), pytest.mark.contract]
 
 
 def as_nobody(work: Callable[[], object]) -> bool:

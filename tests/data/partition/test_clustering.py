@@ -18,6 +18,8 @@ from ddm_ray.run.run import Run
 from tests.data.groups import rows, run_of
 from tests.data.rows import commit_rows, commit_tables, read_artifact
 
+pytestmark = pytest.mark.contract
+
 FOUR = ("partition.num_clusters=4", "partition.num_fine=32")
 
 

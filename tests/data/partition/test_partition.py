@@ -25,6 +25,8 @@ from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import contents
 from tests.data.rows import commit_rows, commit_tables, read_artifact
 
+pytestmark = pytest.mark.contract
+
 SHARDS = [shard(0), shard(1)]
 GIVEN = ("partition.method=given",)
 
@@ -227,6 +229,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 """
 
 
+@pytest.mark.chaos
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     peaks, how = [], "partition.max_share=0.3"
     for num_rows in (20_000, 100_000):

@@ -24,6 +24,8 @@ from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import DeadlyFiles, DeadlyPlan, contents, copy_of
 from tests.data.test_columns import damaged, run_of_large_rows
 
+pytestmark = pytest.mark.integration
+
 FILE_BYTES = 8_000  # files of some 70 rows
 BALANCED = (*FOUR, "partition.max_share=0.3")
 
@@ -118,6 +120,7 @@ def test_a_killed_driver_goes_on_with_the_missing_files(ray_cluster: str, run: R
     assert contents(run) == expected
 
 
+@pytest.mark.chaos
 def test_a_killed_node_costs_time_alone(run: Run, expected: dict[str, bytes]) -> None:
     driver = start(NODE_DIES, run.url, FILE_BYTES, **fresh_token())
     try:
@@ -141,6 +144,7 @@ def test_a_damaged_part_is_one_line_and_leaves_no_shard(ray_cluster: str, tmp_pa
     assert run.finished(CENTROIDS)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("deadly", [DeadlyPlan, DeadlyFiles])
 def test_a_killed_worker_costs_time_alone(
     deadly: type[DeadlyPlan] | type[DeadlyFiles],
@@ -185,6 +189,7 @@ def test_a_ray_without_cores_is_told_in_one_line(run: Run) -> None:
     assert not contents(run)
 
 
+@pytest.mark.chaos
 def test_a_disk_that_cannot_hold_the_rows_is_refused_before_they_move(
     ray_cluster: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -199,6 +204,7 @@ def test_a_disk_that_cannot_hold_the_rows_is_refused_before_they_move(
     assert not any("shards" in key for key in contents(run))
 
 
+@pytest.mark.chaos
 def test_a_partition_on_which_nothing_ends_says_what_to_look_at(
     ray_cluster: str, run: Run, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ from tests.data.groups import FOUR, rows, run_of
 from tests.data.partitions import contents, copy_of
 from tests.data.rows import commit_tables
 
+pytestmark = pytest.mark.contract
+
 METHODS = [("partition.max_share=0.3",), ("partition.method=pixels",), ("partition.method=random",)]
 
 

@@ -16,6 +16,8 @@ from tests.data.partitions import NOTES, contents, copy_of
 from tests.data.rows import commit_rows, commit_tables
 from tests.infos import info_of
 
+pytestmark = pytest.mark.contract
+
 SHARDS = [shard(0), shard(1)]
 
 

@@ -20,6 +20,8 @@ from tests.data.groups import rows, run_of
 from tests.data.partitions import NOTES, contents, copy_of
 from tests.infos import info_of
 
+pytestmark = pytest.mark.contract
+
 
 def inodes(run: Run) -> dict[str, int]:
     return {key: Path(run.url, PARTITION, key).stat().st_ino for key in run.store.sizes(PARTITION)}

@@ -31,6 +31,8 @@ from ddm_ray.run.manifest import NAME, Manifest, sha256
 from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
 
+pytestmark = pytest.mark.contract
+
 EMBEDDING_DIM = 4
 TEXTS = {
     "class_names": (),

@@ -21,6 +21,8 @@ from tests.conftest import ROOT, wait_for
 from tests.data.bombs import FEW, comments, good_images
 from tests.processes import command, family
 
+pytestmark = pytest.mark.contract
+
 SHAPE = (3, 16, 16)
 
 

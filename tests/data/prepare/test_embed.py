@@ -42,7 +42,7 @@ from ddm_ray.models.text import TextEncoder
 from tests.models.test_text import tokenizer
 from tests.sampling import tiny_components
 
-pytestmark = pytest.mark.filterwarnings("error::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("error::UserWarning"), pytest.mark.contract]
 
 CAPTIONS = ["a red cat", "", "a blue dog on the moon", "the red dog", "a cat on a red moon on the blue moon the cat"]
 T5 = {"vocab_size": 12, "d_model": 20, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}

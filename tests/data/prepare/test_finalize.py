@@ -26,6 +26,8 @@ from ddm_ray.run.graph import ROWS, owner_rows
 from ddm_ray.run.run import Run
 from tests.data.rows import commit_tables, table
 
+pytestmark = pytest.mark.contract
+
 
 def tiny(folder: Path, *settings: str) -> Run:
     return Run.create(str(folder / "run"), load_recipe("tiny", settings))

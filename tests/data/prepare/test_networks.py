@@ -26,6 +26,8 @@ from ddm_ray.run.run import Run
 from tests.models.test_text import tokenizer
 from tests.sampling import tiny_components
 
+pytestmark = pytest.mark.contract
+
 
 def save_vae(folder: Path, seed: int) -> None:
     """An autoencoder of random weights, in place of another one."""

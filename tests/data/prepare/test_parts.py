@@ -20,6 +20,8 @@ from ddm_ray.run.run import Run
 from tests.data.rows import read_artifact
 from tests.data.sources.test_sources import write_folder
 
+pytestmark = pytest.mark.contract
+
 COUNT = 400
 
 

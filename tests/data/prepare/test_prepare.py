@@ -26,6 +26,8 @@ from ddm_ray.run.run import Run
 from tests.data.broken import CLASSES, write_images
 from tests.data.rows import commit_rows, read_artifact
 
+pytestmark = pytest.mark.integration
+
 PHOTOS = (
     "data.class_names=[]",
     f"data.num_classes={len(CLASSES)}",

@@ -45,6 +45,8 @@ from ddm_ray.store.checksummed import seal, unseal
 from tests.data.rows import commit_rows, commit_tables, read_artifact, table
 from tests.models.test_text import tokenizer
 
+pytestmark = pytest.mark.contract
+
 PLAN = f"{ROWS}/_plan/PLAN.json"
 GIVEN = ("partition.method=given",)
 

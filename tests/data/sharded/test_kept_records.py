@@ -29,6 +29,8 @@ from ddm_ray.run.graph import ROWS
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import canonical, digest_of_list, sha256
 
+pytestmark = pytest.mark.contract
+
 PARTS, ROWS_OF_A_PART = 200, 64
 
 
@@ -89,6 +91,7 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.chaos
 def test_a_driver_holds_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many parts of sixteen times the rows take no more memory, from the first record to the manifest."""
     monkeypatch.setattr(finalize, "networks_of", lambda *_: {})

@@ -16,7 +16,7 @@ from ddm_ray.config import load_recipe
 from ddm_ray.data.sharded.chunk_store import HASH, ChunkRecord, ChunkStore, Hashes, StoredFile
 from ddm_ray.data.sharded.ray_data import _Finish, _read, from_row
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.data.sharded.stage import ShareRead, make_chunks
+from ddm_ray.data.sharded.stage import ShareRead, ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Chunk, FinishedChunk, Task
 from ddm_ray.errors import CorruptArtifact, DataError
 from ddm_ray.run.chunk_records import PLAN, RECORDS, ChunkKey
@@ -224,3 +224,16 @@ def test_the_share_that_is_read_is_by_size(store: Store) -> None:
     assert share.fraction == pytest.approx((10 + 1 + 6.5) / 24)
     assert share.expected(35) == pytest.approx(48)
     assert ShareRead[PowersRecord](UNITS).expected(35) == np.inf
+
+
+def test_parts_of_a_chunk_are_reported_and_shares_only_grow(store: Store) -> None:
+    records, _ = make(store)
+    shares: list[float] = []
+    reporter = ShareReporter[PowersRecord](UNITS, lambda share, note: shares.append(share), "powers")
+    reporter.begin(records[:4])
+    reporter.partly(UNITS[2], 0.5)
+    reporter.partly(UNITS[2], 0.25)
+    reporter.partly(UNITS[2], 1.0)
+    assert shares == pytest.approx([11 / 24, 17.5 / 24, 17.5 / 24, 0.99])
+    reporter.add(next(record for record in records if record.key.unit == 2), 1.0)
+    assert shares[-1] == 0.99

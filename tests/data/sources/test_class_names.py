@@ -20,6 +20,8 @@ from tests.data.rows import read_artifact
 from tests.data.sources.test_sources import CONFIG, picture, write_folder
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.contract
+
 NAMES = ("blue", "red", "green")
 
 

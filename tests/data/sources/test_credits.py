@@ -15,6 +15,8 @@ from ddm_ray.serve.http.responses import model_entry
 from tests.data.rows import commit_rows
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.contract
+
 CREDIT = "Pictures by Ada, CC BY 4.0."
 
 

@@ -13,6 +13,8 @@ from ddm_ray.errors import DataError
 from tests.data.sources.test_class_names import write_labelled
 from tests.data.sources.test_sources import WRITERS, picture, tar_of, write_folder
 
+pytestmark = pytest.mark.contract
+
 FEW = ("embedder.dim=2", "partition.num_fine=2")
 
 

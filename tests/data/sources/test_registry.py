@@ -20,6 +20,8 @@ from ddm_ray.run.run import Run
 from tests.data.sources.contract import check_format, check_named, is_a_line
 from tests.data.sources.test_sources import WRITERS
 
+pytestmark = pytest.mark.contract
+
 STRIPES = """
 import io
 from dataclasses import dataclass

@@ -24,6 +24,8 @@ from tests.data.sources.test_sources import (
     write_tar,
 )
 
+pytestmark = pytest.mark.contract
+
 LOST = r"isn't there any more; (mount it again|put it back), then the same command goes on"
 ANY = DataConfig(num_classes=1)
 

@@ -19,6 +19,8 @@ from tests.data.hub import hub_server
 from tests.data.s3 import BUCKET, s3, s3_server, upload
 from tests.data.sources.test_sources import COLOURS, everything, write_folder, write_parquet, write_tar
 
+pytestmark = pytest.mark.contract
+
 CONFIG = DataConfig(class_names=COLOURS)
 
 

@@ -28,7 +28,7 @@ from tests.processes import command
 from tests.serve.conftest import free_port
 
 HAPROXY = find_haproxy()
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="HAProxy isn't installed")
+pytestmark = [pytest.mark.skipif(HAPROXY is None, reason="HAProxy isn't installed"), pytest.mark.integration]
 
 
 class Proxy(ThreadingHTTPServer):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -17,8 +18,11 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.run.graph import ROUTER
 from ddm_ray.run.run import Run
 from tests.serve.conftest import ROOT, Server, command_line, descendants, pixels
+
+pytestmark = pytest.mark.integration
 
 # Grey levels of 255. The server batches rows otherwise than the pipeline, which moves low bits of float32 and
 # with them the rounding of a pixel now and then: 0 was measured over all images here, 1 is allowed.
@@ -50,6 +54,16 @@ def test_images_of_one_request_are_the_pipelines_in_order(server: Server, pipeli
     ]
     assert painted_by == expected.experts_SB.T.tolist()
     assert (answer.json["model"], answer.json["strategy"]) == ("tiny", strategy)
+
+
+def test_the_start_names_its_steps(server: Server, tiny_run: Run) -> None:
+    seen = re.findall(r"^start (\d\.\d\d) (.+)$", server.log.read_text(), re.MULTILINE)
+    assert [share for share, _ in seen] == sorted(share for share, _ in seen)
+    notes = [*dict.fromkeys(note for _, note in seen)]
+    checks = [f"checking {artifact}" for artifact in (ROUTER, *tiny_run.experts)]
+    steps = [*checks, "starting Ray", "starting Serve", "loading networks"]
+    steps += [f"ready at http://127.0.0.1:{server.port}"]
+    assert [note for note in notes if note in steps] == steps, seen
 
 
 def test_the_client_of_openai_works_unchanged(server: Server) -> None:

@@ -21,6 +21,8 @@ from ddm_ray.serve.http.responses import upscaled_png
 from tests.serve.cluster.test_http import TOLERANCE, distance, wait_until
 from tests.serve.conftest import Answer, Server, command_line, descendants, pixels, served
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def server(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -49,6 +51,7 @@ def kill_controller(server: Server) -> None:
     assert answer.json == {"status": "ok", "away": []}
 
 
+@pytest.mark.chaos
 def test_an_expert_that_a_new_controller_has_not_looked_at_is_alive(server: Server) -> None:
     """It doesn't answer the controller here, which so has it in the state RECOVERING until it goes on."""
     answers = list[Answer]()
@@ -126,6 +129,7 @@ def test_killed_processes_cost_no_request(server: Server, tiny_run: Run) -> None
     assert not wrong, wrong[:3]
 
 
+@pytest.mark.chaos
 def test_weights_that_are_gone_are_left_out_until_they_are_back(server: Server, tiny_run: Run) -> None:
     """By one replica, which isn't started again and again meanwhile."""
 
@@ -152,6 +156,7 @@ def test_weights_that_are_gone_are_left_out_until_they_are_back(server: Server, 
     assert server.replicas("expert-001") == [replica]
 
 
+@pytest.mark.chaos
 def test_who_comes_while_it_stops_is_refused_at_once_and_what_is_in_flight_is_answered(server: Server) -> None:
     """The last test of this server."""
     answers = list[Answer]()

@@ -30,6 +30,8 @@ from tests.serve.cluster.linked import (
     velocity,
 )
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from ddm_ray.config import SamplingSettings
@@ -19,6 +20,8 @@ from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.serve.http.responses import upscaled_png
 from tests.serve.conftest import Answer, Server, milestone, pixels, served, unfinished
+
+pytestmark = pytest.mark.chaos
 
 STRATEGIES = ("once", "full", "top-1")
 

@@ -4,10 +4,13 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.random_run import make_run
 from tests.serve.conftest import ROOT, free_port, serving
+
+pytestmark = pytest.mark.chaos
 
 
 def test_serve_run_deploys_the_mixture(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from tests.conftest import ROOT
 from tests.kuberay import fault, fields, misspelt, objects, overlooked
 
+pytestmark = pytest.mark.integration
+
 OBJECTS = objects("rayservice.yaml")
 SPEC = OBJECTS["RayService"]["spec"]
 CLUSTER = SPEC["rayClusterConfig"]

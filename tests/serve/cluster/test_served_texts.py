@@ -12,6 +12,8 @@ from ddm_ray.serve.cluster.args import ServeArgs
 from tests.serve.conftest import Server, pixels, served
 from tests.text_run import make_text_run
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def text_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
@@ -23,7 +25,7 @@ def pipeline(text_run: Run) -> DDMPipeline:
     return DDMPipeline.from_run(text_run)
 
 
-@pytest.fixture(scope="module", params=["multiplexed", "per-expert"])
+@pytest.fixture(scope="module", params=["multiplexed", pytest.param("per-expert", marks=pytest.mark.chaos)])
 def server(request: pytest.FixtureRequest, text_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     args = ServeArgs(run=text_run.url, placement=request.param)
     with served(args, tmp_path_factory.mktemp("server")) as server:

@@ -28,6 +28,8 @@ from tests.models.test_text_condition import CLASSES, NETWORKS, TEXT, perturbed
 from tests.pretend_graphs import PretendCUDA
 from tests.sampling.test_buckets import call
 
+pytestmark = pytest.mark.contract
+
 MOST = 6
 OF = {"expert 0": NETWORKS[0], "expert 1": NETWORKS[0], "router": NETWORKS[1]}
 

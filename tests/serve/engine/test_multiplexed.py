@@ -26,6 +26,8 @@ from tests.sampling.test_device_slots import EXPERTS, INFO, K, offloaded, reques
 from tests.sampling.test_joined_rows import requests
 from tests.serve.engine.test_batch_engine import Clock
 
+pytestmark = pytest.mark.contract
+
 GREY = 1 / 127.5
 
 

@@ -26,6 +26,8 @@ from ddm_ray.serve.engine.segments import Sampled, SegmentSampler, first_expert_
 from tests.core import closed_forms
 from tests.sampling.test_joined_rows import assert_same, requests
 
+pytestmark = pytest.mark.contract
+
 SYSTEM = closed_forms.random_gaussians(seed=3, dim=2, num_experts=4, num_conditions=3)
 INFO = SYSTEM.info()
 K = INFO.num_experts

@@ -28,6 +28,8 @@ from ddm_ray.serve.engine.versions import Version, Versions
 from tests.published import publish_weights
 from tests.serve.conftest import milestone, unfinished
 
+pytestmark = pytest.mark.contract
+
 REQUEST = SampleRequest((3, 4), torch.tensor([1, 7]), SamplingSettings(strategy="full", steps=5))
 OF_ONE = replace(REQUEST, settings=SamplingSettings(strategy="oracle", steps=5), cluster_B=torch.tensor([1, 1]))
 FIRST, SECOND = expert(0), expert(1)

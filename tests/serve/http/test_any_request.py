@@ -1,6 +1,6 @@
 """Requests of any kind, generated: none is a fault of the server, and every refusal is OpenAI's error object. No Ray.
 
-Without --every-call a small draw of them.
+Without chaos a small draw of them.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.serve.http.generation import GenerationRequest
 from ddm_ray.serve.http.guard import Guard
 from tests.serve.http.test_http_app import GENERATIONS, Served, served
+
+pytestmark = pytest.mark.contract
 
 __all__ = ["served"]
 
@@ -222,8 +224,8 @@ def require_openais(answered: Answered) -> None:
     assert answered.status != 429 or int(answered.headers[b"retry-after"]) > 0
 
 
-def test_no_request_is_a_fault_of_the_server(served: Served, request: pytest.FixtureRequest) -> None:
-    count = MANY if request.config.getoption("--every-call") else FEW
+def test_no_request_is_a_fault_of_the_server(served: Served, every: bool) -> None:
+    count = MANY if every else FEW
     statuses, guard = Counter[int](), Guard(served.app)
 
     @settings(max_examples=count, suppress_health_check=list(HealthCheck))

@@ -76,7 +76,7 @@ def test_a_file_that_protects_nothing_is_refused(tmp_path: Path, content: str | 
 def test_configuration_help_and_docs_name_it(scheme: str) -> None:
     assert ServeArgs(run="/run", authentication=scheme).authentication == scheme
     about = f"{scheme}: {AUTHENTICATION[scheme].about}"
-    assert about in (ROOT / "docs/configuration.md").read_text()
+    assert about in (ROOT / "docs/reference/configuration.md").read_text()
     assert about in " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
 
 

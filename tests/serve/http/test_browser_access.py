@@ -27,6 +27,8 @@ from tests.serve.http.test_browser_page import (
 )
 from tests.serve.http.test_http_app import Served
 
+pytestmark = pytest.mark.contract
+
 __all__ = ["browser", "opened", "page", "served", "site"]
 
 TOKEN = "t" * 32

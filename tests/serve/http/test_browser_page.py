@@ -30,6 +30,8 @@ from tests.serve.http.browser import Site, Tab, chromium, serving, tab
 from tests.serve.http.test_http_app import Served
 from tests.text_run import make_text_run
 
+pytestmark = pytest.mark.contract
+
 PICTURES = os.environ.get("DDM_SCREENSHOTS")
 USUAL = ["once", "top-1", "top-2", "full"]
 PNG = "data:image/png;base64,"

@@ -25,6 +25,8 @@ from tests.random_run import make_run, publish
 from tests.serve.http.test_http_app import Served, error_of, events, live
 from tests.text_run import make_text_run
 
+pytestmark = pytest.mark.contract
+
 
 class Both(Served):
     """A run's application with its mixture and a dense network, of which the engines of some are full."""

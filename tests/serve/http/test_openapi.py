@@ -13,6 +13,8 @@ from ddm_ray.serve.http.openai_errors import OF_ANY_ROUTE
 from tests.serve.http.test_any_request import SOUND_FIELDS, WILD_FIELDS
 from tests.serve.http.test_http_app import GENERATIONS, Served, served
 
+pytestmark = pytest.mark.contract
+
 __all__ = ["served"]
 
 

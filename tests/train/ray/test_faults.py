@@ -23,6 +23,8 @@ from tests.processes import command
 from tests.train.ray.site import ENDLESS, Site, curve_so_far
 from tests.train.results import Files, apart, difference, final_weights, stored, touched, until
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def chance() -> random.Random:
@@ -46,6 +48,7 @@ def launched(site: Site, *trainings: Training) -> Iterator[None]:
     site.leaving.extend(trainings)
 
 
+@pytest.mark.chaos
 def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site, chance: random.Random) -> None:
     """What it does at each step is what one does that nothing happens to; sums are in another order.
 
@@ -96,6 +99,7 @@ def test_an_elastic_job_shrinks_grows_and_leaves_as_nodes_go_and_come(site: Site
     assert 0 < difference(*(until(step, one) for one in (mine, other))) < 1e-4
 
 
+@pytest.mark.chaos
 def test_a_worker_is_lost_then_one_freezes_then_the_driver_is_lost(site: Site, chance: random.Random) -> None:
     training = site.training("pair", 1, "pair", 2)
     seen: Files = {}
@@ -114,6 +118,7 @@ def test_a_worker_is_lost_then_one_freezes_then_the_driver_is_lost(site: Site, c
     assert len(final_weights(training.run, training.artifact)) == 1
 
 
+@pytest.mark.chaos
 def test_an_expert_is_launched_twice_at_once(site: Site) -> None:
     """From two islands: both commands end well, and what the later one finds finished is as it was."""
     training = site.training("twice", 1, "patient")
@@ -159,6 +164,7 @@ def test_one_expert_is_killed_whole_and_the_other_notices_nothing(site: Site, ch
         assert len(final_weights(training.run, training.artifact)) == 1
 
 
+@pytest.mark.chaos
 def test_the_head_is_lost_and_storage_alone_remains(site: Site) -> None:
     """What was cut off freezes, and comes back when another Ray cluster has finished its work."""
     lost = site.training("head", 1, "a")
@@ -188,6 +194,7 @@ def test_the_head_is_lost_and_storage_alone_remains(site: Site) -> None:
     assert apart(site.undisturbed("long"), again.run, again.artifact) == 0
 
 
+@pytest.mark.chaos
 def test_an_owner_that_was_frozen_ends_once_it_wakes(site: Site) -> None:
     """Another island has taken over meanwhile, and its command says which; that one trains on."""
     training = site.training("frozen", 1, "a", steps=ENDLESS)

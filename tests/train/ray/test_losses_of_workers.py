@@ -28,6 +28,8 @@ from ddm_ray.train.ray.fit import FailureBudgetCallback
 from ddm_ray.train.ray.leaving import WorkerDrained
 from ddm_ray.train.ray.losses_of_workers import found_no_room, innermost
 
+pytestmark = pytest.mark.integration
+
 JOB = Artifact("experts/000")
 # Ray's ids are random: in processes that are forked from one that has drawn some, the next ones are the same.
 TWO_FORKED = """

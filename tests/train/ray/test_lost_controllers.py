@@ -21,6 +21,8 @@ from tests.processes import command
 from tests.random_run import make_data
 from tests.train.ray.site import curve_so_far
 
+pytestmark = pytest.mark.chaos
+
 SETTINGS = ("expert.train.steps=400", "expert.train.global_batch=12")
 
 

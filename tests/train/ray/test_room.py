@@ -8,6 +8,8 @@ from ddm_ray.islands.checks import CHECKS
 from tests.conftest import ddm, end, wait_for
 from tests.train.ray.site import Site
 
+pytestmark = pytest.mark.integration
+
 
 def test_a_slice_that_no_node_is_of_is_refused(site: Site) -> None:
     training = site.training("roomless", 0, "a")

@@ -24,6 +24,8 @@ from ddm_ray.train.ray.train_all import TrainingsFailed, train_all
 from tests.jobs.attempts import beat
 from tests.random_run import make_run
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = ("expert.train.steps=20", "router.train.learning_rate=1e30", "student.teacher=full")
 ISLAND = "islands: {wide: {resources_per_worker: {CPU: 3}, checkpoint_steps: 10}}"
 

@@ -14,6 +14,8 @@ from ddm_ray.ray_session import interface_of
 from ddm_ray.train.ranks import backend
 from ddm_ray.train.ray import world
 
+pytestmark = pytest.mark.integration
+
 ALONE = """
 import os, socket
 import psutil

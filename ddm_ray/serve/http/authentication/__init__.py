@@ -1,8 +1,8 @@
 """Schemes by which clients prove that they may ask, by the name that `authentication` gives in a configuration.
 
 A new scheme is a file in this folder, with a class like `BearerTokens`, and a line in AUTHENTICATION. Configuration,
-help and docs/configuration.md then list it; tests/serve/http/test_authentication.py covers it once it can issue its
-credentials.
+help and docs/reference/configuration.md then list it; tests/serve/http/test_authentication.py covers it once it can
+issue its credentials.
 """
 
 from typing import TYPE_CHECKING, Literal
