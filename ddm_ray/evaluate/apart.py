@@ -10,6 +10,8 @@ from ddm_ray.run.info import PartitionInfo
 from ddm_ray.run.run import Run
 
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+RARE = 0.03
+"""A class is rare to an expert that has at most this share of its training rows."""
 MOSTLY = 0.5
 """A class is painted if more than this share of its samples is recognised."""
 LISTED = 8
@@ -17,7 +19,7 @@ LISTED = 8
 
 
 def apart(run: Run, strategy: str, recognised: list[float] | None) -> dict[str, Any]:
-    """Each expert's number of training rows, and the classes that it has no row of.
+    """Each expert's number of training rows, and the classes that it has at most the share RARE of.
 
     `recognised`: by class, the share of the mixture's samples under this strategy that a classifier sees as that class.
     """
@@ -28,8 +30,9 @@ def apart(run: Run, strategy: str, recognised: list[float] | None) -> dict[str, 
         "strategy": strategy,
         "rows": list(info.rows_K),
         "classes": [*shown],
-        "unseen": [
-            [name for name, counts_K in shown.items() if not counts_K[expert]] for expert in range(len(info.rows_K))
+        "rare": [
+            [name for name, counts_K in shown.items() if counts_K[expert] <= RARE * sum(counts_K)]
+            for expert in range(len(info.rows_K))
         ],
         "recognised": recognised,
     }
@@ -49,14 +52,14 @@ def apart_in_words(metrics: dict[str, Any]) -> str | None:
     if facts is None:
         return None
     experts, accuracy = _word(len(facts["rows"])), {row["model"]: row.get("accuracy") for row in metrics["models"]}
-    if all(facts["unseen"]) and facts["recognised"] and min(facts["recognised"]) > MOSTLY:
-        number, one, many = _word(len(facts["classes"])), "class", "classes"
-        if facts["classes"] == [*"0123456789"]:
-            one, many = "digit", "digits"
+    rare = min(map(len, facts["rare"]))
+    if rare and facts["recognised"] and min(facts["recognised"]) > MOSTLY:
+        one, several = ("digit", "digits") if facts["classes"] == [*"0123456789"] else ("class", "classes")
+        few, every = f"{_word(rare)} {several if rare > 1 else one}", _word(len(facts["classes"]))
         return (
-            f"None of the {experts} experts was shown all {number} {many}, yet together they paint all {number}:"
-            f" a classifier reads {accuracy[facts['strategy']]:.0%} of their {metrics['num_samples']:,} samples as the"
-            f" {one} that was asked for."
+            f"Each of the {experts} experts was shown next to nothing of {few} or more ({RARE:.0%} of their images at"
+            f" most), yet together they paint all {every}: a classifier reads {accuracy[facts['strategy']]:.0%} of"
+            f" their {metrics['num_samples']:,} samples as the {one} that was asked for."
         )
     return (
         f"Each of the {experts} experts was trained on images that no other one was shown: {_numbers(facts['rows'])}."

@@ -19,6 +19,8 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models, monolith_info
 from ddm_ray.sampling.trace import HUES
 
+pytestmark = pytest.mark.contract
+
 
 def lines_of(run: Run, monkeypatch: pytest.MonkeyPatch, rows: RealRows, strategy: str = "top-1") -> dict[str, TileLine]:
     """The picture's lines by their labels. Expert 0 paints black and expert 1 white."""
