@@ -57,9 +57,9 @@ def apart_in_words(metrics: dict[str, Any]) -> str | None:
         one, several = ("digit", "digits") if facts["classes"] == [*"0123456789"] else ("class", "classes")
         few, every = f"{_word(rare)} {several if rare > 1 else one}", _word(len(facts["classes"]))
         return (
-            f"Each of the {experts} experts was shown next to nothing of {few} or more ({RARE:.0%} of their images at"
-            f" most), yet together they paint all {every}: a classifier reads {accuracy[facts['strategy']]:.0%} of"
-            f" their {metrics['num_samples']:,} samples as the {one} that was asked for."
+            f"Each of the {experts} experts was shown next to nothing ({RARE:.0%} or less) of {few} or more, yet"
+            f" together they paint all {every}: a classifier reads {accuracy[facts['strategy']]:.0%} of their"
+            f" {metrics['num_samples']:,} samples as the {one} asked for."
         )
     return (
         f"Each of the {experts} experts was trained on images that no other one was shown: {_numbers(facts['rows'])}."
