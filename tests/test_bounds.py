@@ -1,4 +1,4 @@
-"""Versions that may be installed are those that are tested: pyproject.toml against constraints.txt, and one Python."""
+"""Versions that may be installed are those that are tested: pyproject.toml against constraints.txt, and Python."""
 
 import re
 import sys
@@ -23,6 +23,11 @@ BY_MINOR = {"ray", "deepspeed", "diffusers", "transformers", "timm", "obstore"}
 # Older ones on which tests of training, data and serving passed: `pip install --no-deps --target DIR ray==...`,
 # then `PYTHONPATH=DIR pytest`.
 OLDEST = {"ray": Version("2.59.0")}
+LANGUAGE = "Programming Language :: Python :: "
+PYTHONS = [
+    each.removeprefix(LANGUAGE) for each in PROJECT["project"]["classifiers"] if each.startswith(f"{LANGUAGE}3.")
+]
+"""Versions of Python that the tests have run with, the oldest first."""
 
 
 def requirements() -> Iterator[Requirement]:
@@ -44,14 +49,23 @@ def test_a_library_is_bounded_by_what_was_tested(requirement: Requirement) -> No
     assert requirement.specifier == SpecifierSet(f">={OLDEST.get(requirement.name, pin)},<{above}")
 
 
-def test_one_python_is_spoken_of_everywhere() -> None:
-    major, minor = sys.version_info[:2]
-    assert PROJECT["project"]["requires-python"] == f">={major}.{minor},<{major}.{minor + 1}"
-    assert PROJECT["tool"]["mypy"]["python_version"] == f"{major}.{minor}"
-    assert PROJECT["tool"]["ruff"]["target-version"] == f"py{major}{minor}"
+def test_the_same_pythons_are_spoken_of_everywhere() -> None:
+    """Code keeps to the oldest."""
+    (_, first), (_, last) = (version.split(".") for version in (PYTHONS[0], PYTHONS[-1]))
+    assert sys.version_info[0] == 3 and int(first) <= sys.version_info[1] <= int(last)
+    assert [f"3.{minor}" for minor in range(int(first), int(last) + 1)] == PYTHONS
+    for project in (PROJECT, STUDY):
+        assert project["project"]["requires-python"] == f">=3.{first},<3.{int(last) + 1}"
+    assert PROJECT["tool"]["mypy"]["python_version"] == PYTHONS[0]
+    assert PROJECT["tool"]["ruff"]["target-version"] == f"py3{first}"
     makefile = (ROOT / "Makefile").read_text()
-    assert f"v == ({major}, {minor})" in makefile and f"needs Python {major}.{minor}," in makefile
-    assert f"FROM python:{major}.{minor}-slim\n" in (ROOT / "Dockerfile").read_text()
+    assert f"(3, {first}) <= v <= (3, {last})" in makefile and f"needs Python 3.{first} to 3.{last}," in makefile
+    assert f"Python 3.{first} to 3.{last}" in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_machines_that_are_made_have_one_python() -> None:
+    """Those of a Ray cluster need the same one, and so do islands that exchange versions."""
+    assert f"FROM python:{PYTHONS[0]}-slim\n" in (ROOT / "Dockerfile").read_text()
     for name in ("aws/cluster.yaml", "skypilot/island.yaml"):
         text = (ROOT / "cluster_configs" / name).read_text()
-        assert re.findall(r"--python (\S+)", text) == [f"{major}.{minor}"], name
+        assert re.findall(r"--python (\S+)", text) == [PYTHONS[0]], name

@@ -30,11 +30,11 @@ def test_it_is_stored_without_outputs(notebook: NotebookNode) -> None:
 def test_it_runs_from_data_to_picture(notebook: NotebookNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     place = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
+    NotebookClient(notebook, timeout=1800, kernel_name="python3", resources=place).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
     for name in ("first.png", "routing.png", "threes.png"):
-        with Image.open(tmp_path / name) as picture:
+        with Image.open(tmp_path / "runs" / name) as picture:
             picture.verify()
     printed = "".join(output.get("text", "") for output in outputs)
     assert "Traceback" not in printed and "error" not in printed.lower()

@@ -52,9 +52,11 @@ def test_what_it_installs_runs_by_itself(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     pip = [sys.executable, "-m", "pip", "--python", tmp_path / "venv/bin/python", "install"]
-    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", wheel], check=True, capture_output=True)
-    (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    # With a PYTHONPATH, pip would take the tree's own editable installation for this one.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    install = [*pip, "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, env=environment, check=True, capture_output=True)
+    (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
     def ran(*words: str) -> str:
         command = [str(tmp_path / "venv/bin" / words[0]), *words[1:]]

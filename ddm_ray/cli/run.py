@@ -121,7 +121,7 @@ def status(run_url: str, in_full: bool, as_json: bool) -> None:
     """
     from ddm_ray.jobs.launches import last_loss
     from ddm_ray.jobs.observer import survey_once
-    from ddm_ray.jobs.status import newest_picture
+    from ddm_ray.jobs.status import with_newest_picture
     from ddm_ray.jobs.versions import differences
     from ddm_ray.run.run import Run
 
@@ -132,8 +132,10 @@ def status(run_url: str, in_full: bool, as_json: bool) -> None:
     with waiting("looking for signs of life"):
         statuses = survey_once(run)
     (_show_all if in_full else _show_short)(run, statuses)
-    if painted := newest_picture(statuses):
-        say(f"newest picture: {painted}")
+    if painted := with_newest_picture(statuses):
+        what, where = painted.picture_lines
+        say(what)
+        say(f"  {where}")
     say_extensions(run)
     for each in statuses:
         if each.state == "begun" and each.job and each.job.files and (why := last_loss(run.store, each.job.files)):

@@ -14,8 +14,8 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.run.info import EvaluationInfo, PartitionInfo, RowsInfo, TrainedInfo
 from ddm_ray.spelling import duration, escape_unprintable, printable
 
-BAR, LEAST_FACTS, WORD = 12, 12, 10
-"""Columns of a bar; the fewest that are left for facts before the bar is left out; columns of the state's word."""
+BAR, WORD = 12, 10
+"""Columns of a bar, and of the state's word."""
 HIDDEN = ("centroids", "report", "reference")
 """Kinds that have a line only if something is wrong: they belong to the partition, or to an evaluation."""
 SHARED = {"rows": "rows", "shard": "shards", "replay": "replays"}
@@ -49,24 +49,22 @@ class Line:
         name, facts = SHARED[statuses[0].artifact.kind], (f"{done} of {len(statuses)} finished",)
         return cls(name, word, share, facts, wrong is not None)
 
-    def text(self, names: int, steps: int, width: int) -> str:
-        """The line in `width` columns; `names` are the name's, `steps` those of the first of several facts.
-
-        A narrow terminal gets no bar.
-        """
+    def text(self, names: int, steps: int, with_bar: bool) -> str:
+        """The line, of which the name takes `names` columns, and the first of several facts `steps`."""
         head = f"{self.name:<{names}}  {self.word:<{WORD}}"
         percent = "    " if self.word == "waiting" else f"{self.share:4.0%}"
         full = round(BAR * self.share)
         bar = f"  {'━' * full}{'─' * (BAR - full)}"
-        wide = len(head) + len(bar) + len(percent) + 3 + LEAST_FACTS <= width
         first, *others = self.facts or ("",)
         facts = "  ".join([first.rjust(steps) if others else first, *others])
-        line = escape_unprintable(f"{head}{bar if wide else ''} {percent}  {facts}".rstrip())
-        return line if cell_len(line) <= width else f"{set_cell_size(line, width - 1)}…"
+        return escape_unprintable(f"{head}{bar if with_bar else ''} {percent}  {facts}".rstrip())
 
 
-def table(statuses: Sequence[Status], width: int) -> Iterator[tuple[Line, str]]:
-    """The lines of the table, and their texts, in the order in which artifacts are made."""
+def table(statuses: Sequence[Status], width: int) -> list[tuple[Line, str]]:
+    """The lines of the table, and their texts in `width` columns, in the order in which artifacts are made.
+
+    A narrow terminal gets no bars. What is still too long is cut: most often the reason of a failure.
+    """
     shown = [each for each in statuses if each.artifact.kind not in HIDDEN or each.state in ALARMS]
     lines: list[Line] = []
     for kind, members in groupby(shown, key=lambda status: status.artifact.kind):
@@ -74,7 +72,11 @@ def table(statuses: Sequence[Status], width: int) -> Iterator[tuple[Line, str]]:
         lines += [Line.of_many(each)] if kind in SHARED and len(each) > 1 else map(Line.of, each)
     names = max((len(line.name) for line in lines), default=0)
     steps = max((len(line.facts[0]) for line in lines if len(line.facts) > 1), default=0)
-    return ((line, line.text(names, steps, width)) for line in lines)
+    texts = [line.text(names, steps, with_bar=True) for line in lines]
+    if any(cell_len(text) > width for line, text in zip(lines, texts, strict=True) if not line.alarm):
+        texts = [line.text(names, steps, with_bar=False) for line in lines]
+    cut = [text if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…" for text in texts]
+    return list(zip(lines, cut, strict=True))
 
 
 def notes(statuses: Sequence[Status], width: int | None) -> Iterator[str]:

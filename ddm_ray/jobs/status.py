@@ -78,12 +78,11 @@ class Status:
         return self.silent_seconds > self.lease.seconds
 
     @property
-    def picture_in_words(self) -> str:
-        """Place and step of the newest picture; empty if there is none."""
-        if self.picture is None:
-            return ""
+    def picture_lines(self) -> tuple[str, str]:
+        """Two lines: of what the newest picture is, and where it lies. There has to be one."""
+        assert self.picture
         step, key = self.picture
-        return f"{self.run}/{self.artifact}/{key}, of {self.artifact} after {step} steps"
+        return f"newest picture, of {self.artifact} after {step} steps:", f"{self.run}/{self.artifact}/{key}"
 
     @property
     def may_be_dead(self) -> bool:
@@ -149,11 +148,11 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     return in_state("begun" if chunks else "waiting", chunks=chunks)
 
 
-def newest_picture(statuses: Iterable[Status]) -> str:
-    """Words on the newest picture of all models, without a clock: of those that train, else of all, the last step's."""
+def with_newest_picture(statuses: Iterable[Status]) -> Status | None:
+    """The model with the newest picture, without a clock: of those that train, else of all, the last step's."""
     painted = [status for status in statuses if status.picture]
     training = [status for status in painted if status.state != "finished"]
-    return max(training or painted, key=lambda status: status.picture or (0, "")).picture_in_words if painted else ""
+    return max(training or painted, key=lambda status: status.picture or (0, ""), default=None)
 
 
 def survey(run: Run, known: Iterable[Status] = ()) -> list[Status]:

@@ -6,7 +6,7 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -27,7 +27,7 @@ class DDMOutput:
     rows that experts and router evaluated.
     """
 
-    images: Images
+    images: Any  # one of Images, by the output_type of the call, which a type checker can't know
     seeds: tuple[int, ...]
     prompts: tuple[str, ...]
     routing_SBK: Tensor

@@ -100,7 +100,7 @@ class LiveView:
             self.show(observed.artifact, observed.fraction, note, alarm)
             if observed.picture and observed.picture > self._pictures.get(observed.artifact, (0, "")):
                 self._pictures[observed.artifact] = observed.picture
-                self._newest_picture = f"newest picture: {observed.picture_in_words}"
+                self._newest_picture = " ".join(observed.picture_lines)
                 if not self._console.is_terminal:
                     self._console.print(self._newest_picture, highlight=False, markup=False, soft_wrap=True)
 

@@ -66,7 +66,7 @@ def test_each_model_has_a_line(run: Run) -> None:
 def test_no_line_is_wider_than_the_terminal(run: Run, width: int) -> None:
     statuses = observed(run)
     assert max(map(cell_len, texts(statuses, width))) <= width
-    assert all(("━" in line or "─" in line) == (width >= 60) for line in texts(statuses, width))
+    assert all(("━" in line or "─" in line) == (width >= 80) for line in texts(statuses, width))
     assert max(len(line) for line in notes(statuses, width)) <= width or width < 60
 
 
@@ -101,21 +101,21 @@ def test_the_rows_and_shards_of_owners_share_lines(tmp_path: Path) -> None:
 
 
 def test_the_newest_picture_is_named(tmp_path: Path) -> None:
+    def last_lines(*words: str) -> list[str]:
+        return CliRunner().invoke(main, ["status", run.url, *words]).stdout.splitlines()[-2:]
+
     run = make_data(str(tmp_path / "run"), num_rows=60)
-    assert "newest picture" not in CliRunner().invoke(main, ["status", run.url]).output
+    assert not any("newest" in line for line in last_lines())
     finish(run, MONOLITH)
-    run.store.write(f"{MONOLITH}/attempts/0001/weights/step-000000300/grid.png", b"png")
-    last = (
-        f"newest picture: {run.url}/monolith/attempts/0001/weights/step-000000300/grid.png, of monolith after 300 steps"
-    )
-    assert last in CliRunner().invoke(main, ["status", run.url]).stdout.splitlines()
+    key = f"{MONOLITH}/attempts/0001/weights/step-000000300/grid.png"
+    run.store.write(key, b"png")
+    assert last_lines() == ["newest picture, of monolith after 300 steps:", f"  {run.url}/{key}"]
     attempt = claim(run.store, expert(0))
     fail(attempt, "lost")
     for step in (80, 150):
         run.store.write(attempt.picture_key(step), b"png")
-    newer = f"newest picture: {run.url}/{attempt.picture_key(150)}, of experts/000 after 150 steps"
-    assert newer in CliRunner().invoke(main, ["status", run.url]).stdout.splitlines(), "of what isn't finished"
-    assert newer in CliRunner().invoke(main, ["status", run.url, "--long"]).stdout.splitlines()
+    newer = ["newest picture, of experts/000 after 150 steps:", f"  {run.url}/{attempt.picture_key(150)}"]
+    assert last_lines() == last_lines("--long") == newer, "of what isn't finished"
 
 
 def test_the_command_prints_it_and_the_whole_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

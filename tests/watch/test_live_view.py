@@ -141,14 +141,15 @@ def test_the_newest_picture_is_named_once_in_a_log_and_below_a_table(
     for step in (30, 30, 60):
         run.store.write(attempt.picture_key(step), b"png")
         view.show_statuses(survey(run))
-    named = [line for line in capsys.readouterr().err.splitlines() if line.startswith("newest picture: ")]
-    words = [f"{run.url}/{attempt.picture_key(step)}, of experts/000 after {step} steps" for step in (30, 60)]
-    assert named == [f"newest picture: {each}" for each in words]
+    named = [line for line in capsys.readouterr().err.splitlines() if line.startswith("newest picture")]
+    paths = [f"{run.url}/{attempt.picture_key(step)}" for step in (30, 60)]
+    words = [f"newest picture, of experts/000 after {step} steps:" for step in (30, 60)]
+    assert named == [f"{what} {where}" for what, where in zip(words, paths, strict=True)]
     console = Console(file=io.StringIO(), width=40, force_terminal=True)
     with console.capture() as capture:
         console.print(view._renderable())
     shown = [plain(line) for line in capture.get().splitlines()]
-    assert words[1] in "".join(line.rstrip("\n") for line in shown) and max(map(len, shown)) <= 40
+    assert paths[1] in "".join(shown) and max(map(len, shown)) <= 40
 
 
 def test_a_log_shows_notes_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
