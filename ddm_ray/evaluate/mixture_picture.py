@@ -37,7 +37,7 @@ def mixture_picture(
     """
     shown, real_BCHW, names = shown_beside(run.named, seen.shown, request, PER_CLASS)
     info = PartitionInfo.of(run.require(PARTITION))
-    label_B = shown.condition if names else None
+    label_B = shown.condition if names and isinstance(shown.condition, Tensor) else None
     trained = [
         TileLine(
             f"expert {cluster}",
