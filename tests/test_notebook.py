@@ -26,7 +26,7 @@ def test_it_is_stored_without_outputs(notebook: NotebookNode) -> None:
     assert [cell.source for cell in code if cell.outputs or cell.execution_count] == []
 
 
-@pytest.mark.integration
+@pytest.mark.chaos
 def test_it_runs_from_data_to_picture(notebook: NotebookNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     place = {"metadata": {"path": str(tmp_path)}}

@@ -66,6 +66,7 @@ up() {
     ! alive "$number" || { echo "island $number runs already"; continue; }
     end "$number"  # what a lost head has left
     ! (exec 3<>"/dev/tcp/127.0.0.1/$((20000 + 100 * number))") 2>/dev/null || fail "$number" "its port is in use"
+    echo "starting island $number"
     # Ray gives a node 30 seconds to start, however busy the machine is.
     local tries=5
     until start "$number"; do ((--tries)) || fail "$number" "$(said "$number")"; done

@@ -14,10 +14,10 @@ from ddm_ray.spelling import amount
 def copy(source: str, destination: str, artifact: str | None) -> None:
     """Copy finished artifacts of the run at SRC into the run at DST, which is created if it doesn't exist.
 
-    ARTIFACT is a name that `ddm status` shows; by default all finished artifacts are copied. Each file is verified by
-    its manifest, and an artifact counts at DST once all its files are there. Nothing at DST is replaced. The same
-    command again continues where it was interrupted. States of unfinished training jobs aren't copied. Artifacts that
-    were accepted by hand have to be accepted at DST again.
+    ARTIFACT is a name that `ddm status --long` shows; by default all finished artifacts are copied. Each file is
+    verified by its manifest, and an artifact counts at DST once all its files are there. Nothing at DST is replaced.
+    The same command again continues where it was interrupted. States of unfinished training jobs aren't copied.
+    Artifacts that were accepted by hand have to be accepted at DST again.
 
     \b
       ddm copy s3://lab/run7 /media/disk/run7 partition/shards/cluster=003    what expert 3 is trained from

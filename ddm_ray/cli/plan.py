@@ -46,7 +46,7 @@ def plan(
     site = site.model_copy(update={"train": placed(site.train, gpu)})
     if site.train.use_gpu:
         require_gpu(None)
-    with progress(run.url, "plan", "trial steps, some seconds a model, on a GPU after compiling") as report:
+    with progress(run.url, "plan", "trial steps, some seconds a model") as report:
         planned = _planned(run, site, extras, report)
     if as_json:
         click.echo(json.dumps(asdict(planned), indent=1))

@@ -42,7 +42,7 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
     To serve users of other machines, make a token for each and name the file:
 
     \b
-      openssl rand -hex 32 >> tokens
+      (umask 077; openssl rand -hex 32 >> tokens)
       ddm serve runs/digits --host 0.0.0.0 --token-file tokens
     """
     from pydantic import ValidationError

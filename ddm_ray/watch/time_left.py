@@ -25,7 +25,7 @@ class TimeLeft:
             self._samples.append((now, share))
 
     def seconds(self, now: float) -> float | None:
-        """Seconds left; None before the share has grown."""
+        """Seconds left; None before the share has grown, and once the next report is overdue."""
         if self._began is None or len(self._samples) < 2:
             return None
         half = now - max(LEAST_SECONDS, (now - self._began) / 2)
@@ -34,4 +34,5 @@ class TimeLeft:
         (first, before), (last, share) = self._samples[0], self._samples[-1]
         if last <= first or share >= 1:
             return None
-        return max(0.0, (1 - share) * (last - first) / (share - before) - (now - last))
+        left = (1 - share) * (last - first) / (share - before) - (now - last)
+        return left if left > 0 else None

@@ -29,11 +29,11 @@ def test_it_is_unknown_until_the_share_has_grown() -> None:
     assert left.seconds(130.0) is None
 
 
-def test_it_counts_down_between_reports_and_never_below_zero() -> None:
+def test_it_counts_down_between_reports_until_the_next_is_overdue() -> None:
     left = TimeLeft()
     left.add(0.0, 0.0)
     left.add(10.0, 0.5)
-    assert [left.seconds(now) for now in (10.0, 14.0, 30.0)] == [pytest.approx(10.0), pytest.approx(6.0), 0.0]
+    assert [left.seconds(now) for now in (10.0, 14.0, 30.0)] == [pytest.approx(10.0), pytest.approx(6.0), None]
 
 
 def test_another_speed_is_learned_in_as_much_time_again() -> None:

@@ -100,7 +100,7 @@ def _serve_until_stopped(
             print(
                 "without a gateway (HAProxy, on the head's machine): a process that dies loses its requests", flush=True
             )
-        on_progress(1.0, f"ready at http://{host}:{port}")
+        on_progress(1.0, f"ready at {_url(host, port)}")
         print(_greeting(args, version, host, port), flush=True)
         wait()
         if before_proxy is not None:
@@ -124,11 +124,16 @@ def last_error(message: str) -> str:
     return last.partition(": ")[2] if ours else last
 
 
+def _url(host: str, port: int) -> str:
+    """The server's address on this machine; a host that stands for all addresses is none."""
+    return f"http://{'localhost' if host in ('0.0.0.0', '::') else host}:{port}"
+
+
 def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
     data = Run.open(args.run).named.data
     prompt, side = (data.class_names or ("a red bird",))[-1], data.pixel_shape[-1]
     side *= max(1, 256 // side)
-    url = f"http://{host}:{port}"
+    url = _url(host, port)
     authenticator = args.authenticator()
     token = "" if authenticator is None else f" -H '{authenticator.header}'"
     body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
@@ -26,7 +26,7 @@ from ddm_ray.train.ray import driver
 from ddm_ray.train.ray.driver import Driver, TryResult
 from ddm_ray.train.ray.fit import FailureBudgetCallback
 from ddm_ray.train.ray.leaving import WorkerDrained
-from ddm_ray.train.ray.losses_of_workers import found_no_room, innermost
+from ddm_ray.train.ray.losses_of_workers import found_no_room, innermost, reason_of_loss
 
 pytestmark = pytest.mark.integration
 
@@ -79,6 +79,14 @@ def test_the_innermost_error_is_told() -> None:
     group = RuntimeError("group")
     group.worker_failures = {3: outer}  # type: ignore[attr-defined]
     assert innermost(group) is innermost(inner) is inner
+
+
+def test_a_full_memory_is_told_by_its_figures() -> None:
+    killed = OutOfMemoryError(
+        "Memory on the node (IP: 10.0.0.7, ID: ab) was 21.85GB used / 23.00GB limit (0.950). Refer to the documentation"
+    )
+    why = reason_of_loss(killed)
+    assert why == "Ray killed a worker: its machine's memory was full, 21.85 of 23.00 GB with all other programs"
 
 
 @pytest.fixture
