@@ -28,7 +28,6 @@ $(READY): pyproject.toml study/pyproject.toml constraints.txt
 
 demo: $(READY)
 	@$(BIN)/ddm demo
-	@$(BIN)/ddm demo --recipe shapes
 
 test: $(READY)
 	@$(BIN)/ruff check .

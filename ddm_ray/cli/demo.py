@@ -5,13 +5,17 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from textwrap import wrap
+from typing import Any
 
 import click
 
 from ddm_ray.cli.command import RECIPE_HELP, SET_HELP, main, say
-from ddm_ray.cli.evaluate import show_evaluation
 from ddm_ray.cli.fixes import by
 from ddm_ray.cli.train import each_failure_named
+
+WIDTH = 88
+"""Letters of a line of prose on the screen."""
 
 
 @main.command()
@@ -21,8 +25,9 @@ from ddm_ray.cli.train import each_failure_named
 def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     """Run all stages on this computer: real images, experts, monolith, router, samples, a report.
 
-    This takes minutes on two cores and needs neither GPU nor network. You may stop it at any moment; the same command
-    continues.
+    It takes some three minutes on two cores, and needs neither GPU nor network. At the end there is a picture of real
+    images, the monolith's and the mixture's, and of which expert painted what. You may stop it at any moment; the same
+    command continues.
 
     \b
       ddm demo
@@ -34,15 +39,37 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
     folder = run_url or f"runs/{Path(recipe).stem}"
     with each_failure_named():
         run = demonstration.demo(folder, recipe, settings, by("this command"))
-    show_evaluation(run, demonstration.NAME)
+    _show(run, folder, demonstration.NAME)
+
+
+def _show(run: Any, folder: str, name: str) -> None:
+    """Print one sentence on what was made, the paths of its picture and its report, and commands to go on with."""
+    from ddm_ray.evaluate.apart import apart_in_words
+    from ddm_ray.evaluate.run import read_metrics
+    from ddm_ray.run.graph import evaluation
+
+    say("")
+    if sentence := apart_in_words(read_metrics(run, name)):
+        for line in wrap(sentence, WIDTH):
+            say(line)
+        say("")
+    for what, file in (("all numbers", "report.html"), ("the picture", "mixture.png")):
+        say(f"{what}:  {run.url}/{evaluation(name)}/{file}")
     say("")
     say("next:")
     if activation := _activation():
         say(f"  {activation}")
     names = run.named.data.class_names
     one_class = ("--class", names[-1]) if len(names) > 1 else ()
-    for command in (shlex.join(("sample", folder, *one_class)), f"serve {folder}", f"status {folder}", "--help"):
-        say(f"  ddm {command}")
+    commands = {
+        shlex.join(("sample", folder, *one_class)): "paint images",
+        shlex.join(("serve", folder)): "answer over HTTP, with a page for the browser",
+        shlex.join(("evaluate", folder, "--name", name)): "the table of all models and strategies",
+        "--help": "all commands",
+    }
+    width = max(map(len, commands))
+    for command, purpose in commands.items():
+        say(f"  ddm {command:<{width}}  # {purpose}")
 
 
 def _activation() -> str | None:

@@ -95,5 +95,5 @@ def show_evaluation(run: Any, name: str) -> None:
         warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
     if begun := [artifact for artifact in metrics.get("milestones", {}) if _is_finished(run, Artifact(artifact))]:
         warn(f"{', '.join(begun)}: measured by earlier weights; ddm evaluate --name ANOTHER measures them as they are")
-    for file in ("report.html", "grid.png", "metrics.json"):
+    for file in ("report.html", "mixture.png", "grid.png", "metrics.json"):
         say(f"{run.url}/{evaluation(name)}/{file}")

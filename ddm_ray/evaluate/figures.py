@@ -23,9 +23,9 @@ COLUMNS = 12  # minimum: a few classes get more images each
 
 
 def shown_beside(
-    config: RunConfig, rows: Rows, request: SampleRequest
+    config: RunConfig, rows: Rows, request: SampleRequest, per_class: int = PER_CLASS
 ) -> tuple[SampleRequest, Tensor, list[str] | None]:
-    """A request for at least PER_CLASS images of each of a few conditions, the real images beside them, and headings.
+    """A request for at least `per_class` images of each of a few conditions, the real images beside them, and headings.
 
     The conditions are the first MAX_CLASSES classes of the rows, beside rows spread over each class (repeated if
     there are too few); or the texts of the first rows, each beside its own row. Texts and a single class have no
@@ -33,14 +33,14 @@ def shown_beside(
     """
     chosen, classes = [], rows.label_N.unique(sorted=True)[:MAX_CLASSES]
     if rows.text is None:
-        each = max(PER_CLASS, COLUMNS // len(classes))
+        each = max(per_class, COLUMNS // len(classes))
         for label in classes:
             own = torch.nonzero(rows.label_N == label)[:, 0]
             chosen.append(own[torch.linspace(0, len(own) - 1, each).round().long()])
         names = config.data.class_names
         headings = [names[label] for label in classes.tolist()] if len(names) > 1 else None
     else:
-        chosen = [*torch.arange(min(MAX_CLASSES, len(rows))).repeat_interleave(PER_CLASS).split(PER_CLASS)]
+        chosen = [*torch.arange(min(MAX_CLASSES, len(rows))).repeat_interleave(per_class).split(per_class)]
         headings = None
     row_B = torch.cat(chosen)
     shown = consecutive_seeds(config.evaluate.seed, len(row_B), SeedPurpose.GRID)

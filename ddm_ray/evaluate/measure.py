@@ -4,18 +4,20 @@ Shapes: N rows, CHW image.
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 import ddm_ray
 from ddm_ray.config import RunConfig
 from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.loading.loader import Rows
+from ddm_ray.evaluate.apart import apart, apart_in_words, recognised_shares
 from ddm_ray.evaluate.candidates import Decode, Lineup
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.curves import training_curves
@@ -24,6 +26,7 @@ from ddm_ray.evaluate.figures import experts_figure, shown_beside
 from ddm_ray.evaluate.image_set import ImageSet, PulledDistance, Reference
 from ddm_ray.evaluate.losses import Loss, heldout_losses
 from ddm_ray.evaluate.metrics import Difference, row_of
+from ddm_ray.evaluate.mixture_picture import mixture_picture
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.reference import Instruments, make_reference
 from ddm_ray.evaluate.report import MOSAICS
@@ -48,24 +51,26 @@ def measure(
     samples: Sequence[CandidateSamples],
     by: Instruments,
     on_progress: OnProgress,
-) -> tuple[dict[str, Any], bytes, bytes]:
-    """The metrics of an evaluation; and as PNG, a grid of a few samples of each model, and one of each expert's own.
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The metrics of an evaluation, and its pictures: files of PNG by their names.
 
     `request`: the request for all images. `samples`: those of each candidate.
     """
     seen, milestones = rows.decoded(by.decode), lineup.milestones
     reference = reference_of(run, seen, by, phase(on_progress, 0.78, 0.82))
     table, distances = list[dict[str, Any]](), dict[str, PulledDistance]()
+    recognised = dict[str, list[float] | None]()
     for number, (candidate, each) in enumerate(zip(lineup.candidates, samples, strict=True)):
         on_progress(0.82 + 0.1 * number / len(samples), f"measuring: {candidate.name}")
         images = reference.see(each.images, each.number_M)
-        distances[candidate.name] = images.distance
+        distances[candidate.name], recognised[candidate.name] = images.distance, recognised_shares(images)
         sampling = candidate.settings.model_dump(mode="json", exclude={"strategy"})
         table.append({"model": candidate.name} | row_of(images) | each.costs() | {"sampling": sampling})
         del images  # so that the features of only one candidate are in memory
     differences = [Difference.of(names, *(distances[one] for one in names)) for names in permutations(distances, 2)]
     on_progress(0.92, "real rows and held-out losses")
     config, strategies = run.config, run.config.evaluate.strategies
+    best = best_strategy(config, {row["model"]: row["frechet"] for row in table})
     cost = training_cost(run, lineup.missing, milestones)
     trained = [Artifact(job.job) for job in cost.jobs]
     metrics = {
@@ -82,6 +87,7 @@ def measure(
         "seed": config.evaluate.seed,
         "sampling": config.sample.model_dump(mode="json", exclude={"strategy"}),
         "models": table,
+        "apart": apart(run, best, recognised.get(best)),
         "differences": [asdict(each) for each in differences],
         "missing": lineup.missing | _without_captions(config, by),
         "clip": None if by.captions is None else config.evaluate.clip,
@@ -97,8 +103,19 @@ def measure(
         "versions": _versions(),
     }
     on_progress(0.96, "writing the report")
-    pictures = _grid(run.named, lineup, seen.shown, request, by.decode)
-    return metrics, pictures, to_png(experts_figure(run, lineup.mixture, seen.shown, by.decode))
+    sentence = apart_in_words(metrics) or ""
+    pictures = {
+        "mixture.png": mixture_picture(run, lineup, seen, request, by.decode, best, sentence),
+        "grid.png": _grid(run.named, lineup, seen.shown, request, by.decode),
+        "experts.png": experts_figure(run, lineup.mixture, seen.shown, by.decode),
+    }
+    return metrics, {file: to_png(picture) for file, picture in pictures.items()}
+
+
+def best_strategy(config: RunConfig, frechet: Mapping[str, float]) -> str:
+    """The measured strategy with the lowest Fréchet distance; `once` if none was measured."""
+    measured = [strategy for strategy in config.evaluate.strategies if strategy in frechet]
+    return min(measured, key=frechet.__getitem__, default="once")
 
 
 def reference_of(run: Run, seen: RealRows, by: Instruments, on_progress: OnProgress) -> Reference:
@@ -153,14 +170,14 @@ def _losses(config: RunConfig, lineup: Lineup, heldout: Rows) -> list[Loss]:
     return heldout_losses(lineup.mixture, fair, heldout, strategies, seed, config.sample.router_temperature)
 
 
-def _grid(config: RunConfig, lineup: Lineup, rows: Rows, request: SampleRequest, decode: Decode) -> bytes:
-    """A few samples of each candidate below real rows of the same classes or texts, as PNG."""
+def _grid(config: RunConfig, lineup: Lineup, rows: Rows, request: SampleRequest, decode: Decode) -> Image.Image:
+    """A few samples of each candidate below real rows of the same classes or texts."""
     shown, real, headings = shown_beside(config, rows, request)
     lines = [GridRow("real", real)]
     for candidate in lineup.candidates:
         few = candidate.sample(shown)
         lines.append(GridRow(candidate.name, decode(few.images_BCHW)))
-    return to_png(grid(lines, headings))
+    return grid(lines, headings)
 
 
 def _versions() -> dict[str, str]:

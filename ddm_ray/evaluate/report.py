@@ -1,13 +1,14 @@
 """The report: metrics as one self-contained HTML page, or as a table for the terminal."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from ddm_ray.evaluate.apart import apart_in_words
 from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, columns, measured, notes
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
@@ -27,8 +28,8 @@ LIKE_MOSAICS = 0.5
 """A model is far if its distance exceeds this share of the mosaics' distance."""
 
 
-def render_report(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) -> str:
-    """Render report.html, with embedded pictures."""
+def render_report(metrics: dict[str, Any], pictures: Mapping[str, bytes]) -> str:
+    """Render report.html. `pictures`: PNG files by their names, which are embedded."""
     losses, rows = metrics["heldout_loss"], [*metrics["models"], *metrics["real"]]
     return render_page(
         "evaluation",
@@ -42,8 +43,10 @@ def render_report(metrics: dict[str, Any], grid_png: bytes, experts_png: bytes) 
         losses_png=_losses_png(losses) if losses else None,
         curves_png=_curves_png(metrics.get("curves", {})),
         router=router_page(metrics["router"]) if metrics["router"] else None,
-        grid_png=grid_png,
-        experts_png=experts_png,
+        mixture_png=pictures["mixture.png"],
+        mixture_words=apart_in_words(metrics) or "",
+        grid_png=pictures["grid.png"],
+        experts_png=pictures["experts.png"],
     )
 
 

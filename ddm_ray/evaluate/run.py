@@ -13,7 +13,7 @@ from ddm_ray.errors import MissingArtifact
 from ddm_ray.evaluate.candidates import Lineup, decoder, later_than, newest_milestones, outdated
 from ddm_ray.evaluate.captions import CaptionScore
 from ddm_ray.evaluate.features import load_embedder
-from ddm_ray.evaluate.measure import measure
+from ddm_ray.evaluate.measure import best_strategy, measure
 from ddm_ray.evaluate.real_rows import RealRows, prompts_of
 from ddm_ray.evaluate.reference import Instruments, named
 from ddm_ray.evaluate.report import render_report
@@ -49,7 +49,7 @@ def evaluate(
     made_on: str | None = None,
     at: int | None = None,
 ) -> Manifest:
-    """Write eval/<name>: samples, metrics.json, grid.png, experts.png and report.html. A no-op if it is finished.
+    """Write eval/<name>: samples, metrics.json, pictures and report.html. A no-op if it is finished.
 
     Of router, monolith and student, it measures those that existed when it began, and names the others, including a
     monolith or student that doesn't match this run. A model that is still training is measured by its newest
@@ -106,10 +106,10 @@ def evaluate(
 
         def measured() -> tuple[bytes, dict[str, Any]]:
             by = Instruments(decoder(run, device), embedder, executor, made_on or device, captions)
-            metrics, grid_png, experts_png = measure(run, name, lineup, rows, request, samples, by, on_progress)
-            page = render_report(metrics, grid_png, experts_png).encode()
+            metrics, pictures = measure(run, name, lineup, rows, request, samples, by, on_progress)
+            page = render_report(metrics, pictures).encode()
             text = json.dumps(metrics, indent=1).encode() + b"\n"
-            files = {"metrics.json": text, "grid.png": grid_png, "experts.png": experts_png, "report.html": page}
+            files = {"metrics.json": text, **pictures, "report.html": page}
             return save({file: np.frombuffer(data, np.uint8) for file, data in files.items()}), {}
 
         # Written once: of two concurrent commands, each writes the files that either one's manifest names.
@@ -119,9 +119,7 @@ def evaluate(
         run.store.write(f"{artifact}/{file}", data)
     chunks.delete_strays(records)
     frechet = {row["model"]: row["frechet"] for row in json.loads(files["metrics.json"])["models"]}
-    strategies = [strategy for strategy in config.strategies if strategy in frechet]
-    best = min(strategies, key=frechet.__getitem__, default="once")
-    info = EvaluationInfo(num_samples=len(numbers), frechet=frechet, best_strategy=best)
+    info = EvaluationInfo(num_samples=len(numbers), frechet=frechet, best_strategy=best_strategy(run.config, frechet))
     written = {file: FileRecord.of(data) for file, data in files.items()}
     written |= {file: part for record in records for file, part in record.files.items()}
     manifest = run.commit_records(artifact, written, info, identity=identity)

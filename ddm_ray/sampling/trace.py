@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_IMAGES = 16
 INK, PALE = "#333333", "#8a8a8a"
-HUES = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac"]
+HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#332288", "#9c755f", "#bab0ac"]
 
 
 def require_matplotlib() -> None:

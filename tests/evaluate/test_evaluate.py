@@ -26,10 +26,10 @@ from tests.random_run import make_run, publish
 pytestmark = pytest.mark.contract
 
 
-def test_it_commits_samples_and_four_files(random_run: Run, evaluated: Path) -> None:
+def test_it_commits_samples_and_five_files(random_run: Run, evaluated: Path) -> None:
     manifest = random_run.require(evaluation("demo"))
     files = [name for name in manifest.files if not name.startswith("samples/")]
-    assert sorted(files) == ["experts.png", "grid.png", "metrics.json", "report.html"]
+    assert sorted(files) == ["experts.png", "grid.png", "metrics.json", "mixture.png", "report.html"]
     assert manifest.info["num_samples"] == 300
     frechet = {name: distance for name, distance in manifest.info["frechet"].items() if name != "monolith"}
     assert (

@@ -13,6 +13,7 @@ from ddm_ray.evaluate.report import findings, render_report, report_table
 
 pytestmark = pytest.mark.contract
 
+PICTURES = dict.fromkeys(("mixture.png", "grid.png", "experts.png"), b"")
 VOID = {"meta", "img", "br"}
 
 
@@ -131,22 +132,22 @@ def test_page_is_whole_and_holds_its_pictures(evaluated: Path) -> None:
     page = Balanced()
     page.feed((evaluated / "report.html").read_text())
     assert set(page.open) <= {"html"}
-    assert len(page.sources) == 6
+    assert len(page.sources) == 7
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
 
 
 def test_the_page_leaves_out_what_was_not_measured(metrics: dict[str, Any]) -> None:
     titles = {"curves": "<h2>Training curves</h2>", "router": "<h2>The router</h2>", "heldout_loss": "Held-out loss"}
-    whole_page = render_report(metrics, b"", b"")
+    whole_page = render_report(metrics, PICTURES)
     for field, title in titles.items():
-        assert title in whole_page and title not in render_report(metrics | {field: type(metrics[field])()}, b"", b"")
+        assert title in whole_page and title not in render_report(metrics | {field: type(metrics[field])()}, PICTURES)
     older = {key: value for key, value in metrics.items() if key != "curves"}
-    assert "Training curves" not in render_report(older | {"real": metrics["real"][:1]}, b"", b"")
+    assert "Training curves" not in render_report(older | {"real": metrics["real"][:1]}, PICTURES)
 
 
 def test_page_marks_the_lowest_distance_and_escapes_names(metrics: dict[str, Any]) -> None:
     metrics = with_distances(metrics, monolith=2.0, once=1.5) | {"run": "<b>run</b>"}
-    page = render_report(metrics, b"", b"")
+    page = render_report(metrics, PICTURES)
     assert page.count('class="best"') == 1
     assert 'class="best">1.5 ± 0.3<' in page
     assert "<b>run" not in page

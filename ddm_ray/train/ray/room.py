@@ -27,6 +27,12 @@ def room(placement: TrainPlacement) -> str:
     return f"it asks for {placement.workers.min} x ({amounts(asked)}), free are {amounts(free, asked)}"
 
 
+def is_free(placement: TrainPlacement) -> bool:
+    """True if the cluster has the resources of the placement free now, on all its nodes together."""
+    free = ray.available_resources()
+    return all(free.get(name, 0) >= placement.workers.min * amount for name, amount in placement.asked.items())
+
+
 def has_places(placement: TrainPlacement) -> bool:
     """True if the cluster has a placement group of workers like these: theirs, as they start, or others'."""
     groups = placement_group_table().values()

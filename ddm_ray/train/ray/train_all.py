@@ -20,10 +20,12 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.submitted import submitted_job
 from ddm_ray.train.ray.driver import Driver
-from ddm_ray.train.ray.room import amounts, has_places, has_room, lack, room
+from ddm_ray.train.ray.room import amounts, has_places, has_room, is_free, lack, room
 
 # Seconds after which a job without a worker is reported as waiting for room; a start takes less.
 WARN_SECONDS = 45.0
+# The same if the resources that it asks for are free, so that it seems to be starting.
+START_SECONDS = 300.0
 
 
 class TrainingsFailed(TrainingError):
@@ -212,9 +214,12 @@ class _Job:
     def warn_if_it_waits(self, files: Mapping[Artifact, JobFiles]) -> None:
         """Warn once, after WARN_SECONDS without a worker or a place for it, with the resources asked for and free.
 
-        A worker that has its place isn't warned of: on a small machine its imports may take as long.
+        A worker that has its place isn't warned of, nor for START_SECONDS one that finds its resources free: on a small
+        machine imports may take as long.
         """
-        if self._began is None or time.monotonic() - self._began < WARN_SECONDS:
+        if self._began is None or (waited := time.monotonic() - self._began) < WARN_SECONDS:
+            return
+        if waited < START_SECONDS and not self.has_begun(files) and is_free(self.placement):
             return
         self._began = None
         if not self.has_begun(files) and not has_places(self.placement):

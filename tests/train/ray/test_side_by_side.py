@@ -1,9 +1,11 @@
 """Several trainings by one command: as many at once as have room, each failure its own, what waits for others last."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
+import ray
 from click.testing import CliRunner
 from ray.util import placement_group, remove_placement_group
 
@@ -76,13 +78,17 @@ def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
     monkeypatch.setattr(launching, "WARN_SECONDS", -1.0)
     files = list_jobs(run.store, [expert(1)])
 
-    def warning() -> str:
+    def warning(began: float = -launching.START_SECONDS) -> str:
         job = launching._Job(run, Launch(expert(1)), placement, files[expert(1)], noted=True)
-        job._began = 0.0
+        job._began = began
         job.warn_if_it_waits({expert(1): JobFiles(expert(1), {})})
         return capsys.readouterr().err
 
     assert "experts/001: no worker has begun yet; it asks for 1 x (1.25 CPU), free are " in warning()
+    assert not warning(time.monotonic()), "its resources are free: it is starting"
+    free = placement_group([{"CPU": ray.available_resources()["CPU"]}])
+    assert free.wait(30) and "no worker has begun yet" in warning(time.monotonic())
+    remove_placement_group(free)
     group = placement_group([placement.asked])
     assert group.wait(30) and not warning()
     remove_placement_group(group)

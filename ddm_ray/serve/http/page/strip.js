@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 // Those of the library's own plots; beyond them, hues that the golden angle keeps apart.
-const HUES = ["#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac"];
+const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#332288", "#9c755f", "#bab0ac"];
 const MOST_STRETCHES = 4;
 const SEEN = 0.005; // the least share that is spoken of
 
