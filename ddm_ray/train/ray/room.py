@@ -21,9 +21,9 @@ def has_room(placement: TrainPlacement, running: Sequence[TrainPlacement], resou
 
 def room(placement: TrainPlacement) -> str:
     """Words on the resources that are asked for, and those that are free now."""
-    asked, free, number = placement.asked, ray.available_resources(), placement.workers.min
-    if all(free.get(name, 0) >= number * each for name, each in asked.items()):
+    if is_free(placement):
         return "there is room for it, and Ray is still starting it"
+    asked, free = placement.asked, ray.available_resources()
     return f"it asks for {placement.workers.min} x ({amounts(asked)}), free are {amounts(free, asked)}"
 
 
