@@ -70,18 +70,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def shell(text: str, folder: Path) -> str:
     """Have a shell run a block; what it printed."""
     with (folder / "printed.txt").open("w") as printed:  # not a pipe, which a server would keep open
-        done = subprocess.run(
+        running = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", text],
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
             cwd=folder,
             env={**os.environ, **TRAINS, "PATH": f"{BIN}:{os.environ['PATH']}"},
-            timeout=1200,
-            check=False,
+            start_new_session=True,
         )
+        try:
+            running.wait(1200)
+        except BaseException:
+            os.killpg(running.pid, signal.SIGKILL)
+            raise
     output = (folder / "printed.txt").read_text()
-    assert done.returncode == 0, f"{text}\n{output[-4000:]}"
+    assert running.returncode == 0, f"{text}\n{output[-4000:]}"
     return output
 
 
