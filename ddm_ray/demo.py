@@ -44,29 +44,26 @@ def demo(folder: str, recipe: str, settings: tuple[str, ...], phrase: Callable[[
 
 
 def _make(run: Run, jobs: list[Artifact], view: LiveView) -> None:
+    view.show(ROWS, 0.0, "starting a private Ray")
     from ddm_ray.data.partition.stage import partition
     from ddm_ray.data.prepare.stage import prepare
-    from ddm_ray.data.sharded.serial import SideBySide
     from ddm_ray.ray_session import keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.train_all import train_all
 
-    start_fork_server()  # it loads its libraries while this process makes the rows
     cores = usable_cores()
-    # In this process: Ray Data's actors would take ten times as long to start as a few thousand small images take.
-    prepare(run, partial(view.stage, ROWS), execute=SideBySide(cores))
-    view.stage(ROWS, 1.0)
-    partition(run, partial(view.stage, PARTITION))
-    view.stage(PARTITION, 1.0)
-    unfinished = [job for job in jobs if not run.finished(job)]
-    for job in unfinished:
-        view.show(job, 0.0, "starting a private Ray")
     # All jobs train at once and share the cores, however few there are, so that each shows progress from the start.
     placement = TrainPlacement(
         resources_per_worker={"CPU": min(1.0, max(0.01, math.floor(100 * cores / len(jobs)) / 100))},
         checkpoint_steps=CHECKPOINT_STEPS,
     )
     with ray_session("local", cores=cores):
+        start_fork_server()  # it loads its libraries while Ray Data makes the rows
+        prepare(run, partial(view.stage, ROWS))
+        view.stage(ROWS, 1.0)
+        partition(run, partial(view.stage, PARTITION))
+        view.stage(PARTITION, 1.0)
+        unfinished = [job for job in jobs if not run.finished(job)]
         for job in unfinished:
             view.show(job, 0.0, "starting a training worker")
         train_all(run, jobs, placement, view.jobs, lost=keep_logs)
