@@ -162,6 +162,7 @@ def test_captions_and_latents_from_the_hub(island: Island, here: Path, dino: tup
     networks = (
         f"data.latents={{autoencoder: {here / 'vae'}, downsampling: 2, scale: 0.5}}",
         f"data.text={{encoder: {here / 'clip'}, tokens: 8, dim: {tiny_components.TEXT_DIM}}}",
+        "data.channels=4",
         "data.heldout=0.1",
     )
     with hub_server({"lab/captions": {"data/train-00000-of-00001.parquet": buffer.getvalue()}}) as url:
