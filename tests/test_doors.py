@@ -44,6 +44,7 @@ def island_run(island: Island, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run.open(url)
 
 
+@pytest.mark.chaos
 def test_stages_through_their_doors(island_run: Run) -> None:
     for artifact in (ROWS, PARTITION, Artifact("experts/000"), ROUTER):
         assert island_run.finished(artifact), artifact

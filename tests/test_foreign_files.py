@@ -43,7 +43,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("first", "second"), COMMANDS.values(), ids=COMMANDS.keys())
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(*commands, id=name, marks=[pytest.mark.chaos] if name == "partition" else [])
+        for name, commands in COMMANDS.items()
+    ],
+)
 def test_a_command_leaves_the_users_files_alone(made: Path, tmp_path: Path, first: str, second: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

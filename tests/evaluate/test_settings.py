@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,14 +88,15 @@ def test_an_evaluation_samples_as_the_run_says(tmp_path: Path, monkeypatch: pyte
     requests: list[SampleRequest] = []
     sample = Models.sample
 
-    def recorded(models: Models, request: SampleRequest) -> SampleResult:
+    def recorded(models: Models, request: SampleRequest, *others: Any, **named: Any) -> SampleResult:
         requests.append(request)
-        return sample(models, request)
+        return sample(models, request, *others, **named)
 
     monkeypatch.setattr(Models, "sample", recorded)
     evaluate(run)
-    # For the table and for the grid, of the monolith and of the mixture; then each expert by itself.
+    # For the table, for the picture of the mixture and for the grid, of the monolith and of the mixture; then each
+    # expert by itself.
     used = [request.settings.strategy for request in requests]
-    assert (sorted(used[:2]), used[2:]) == (["full", "oracle"], ["oracle", "full", "oracle", "oracle"])
+    assert (sorted(used[:2]), used[2:]) == (["full", "oracle"], [*["oracle", "full"] * 2, "oracle", "oracle"])
     for request in requests:
         assert request.settings == run.config.sample.changed(strategy=request.settings.strategy)

@@ -46,7 +46,8 @@ def test_islands_are_brought_up_once_and_ended_wholly(home: Path) -> None:
     first, second = str(free_island()), str(free_island())
     done = run(home, "up", first, second)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"island {first} runs\nisland {second} runs\n")
+    started = [f"{words}\n" for each in (first, second) for words in (f"starting island {each}", f"island {each} runs")]
+    assert done.stdout.startswith("".join(started))
     islands = load_islands(str(home / ".ddm/islands/islands.yaml"))
     assert [*islands] == [f"local-{first}", f"local-{second}"]
     assert islands[f"local-{first}"].train.asked == {"CPU": 1.5} and islands[f"local-{first}"].train.threads == 3

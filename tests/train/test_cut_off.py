@@ -40,6 +40,7 @@ def test_who_is_cut_off_while_it_commits_leaves_it_to_the_other(both: Rivals, un
     assert outcome.attempts == 2 and outcome.files == undisturbed
 
 
+@pytest.mark.chaos
 def test_whose_last_state_was_dropped_by_who_has_finished_ends_well(
     both: Rivals, undisturbed: dict[str, bytes]
 ) -> None:

@@ -133,6 +133,7 @@ def test_every_stage_passes_under_its_role(bucket: Wire, trained: Run) -> None:
     assert [f"{each.who}: {each.method} {each.path}" for each in bucket.requests if each.fault] == []
 
 
+@pytest.mark.chaos
 def test_an_island_that_works_is_checked_by_its_own_key(bucket: Wire, trained: Run) -> None:
     with signed_by("worker"):
         assert {*check(Machine(URL, TrainPlacement())).values()} == {""}

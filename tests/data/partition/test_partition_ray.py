@@ -106,6 +106,7 @@ def test_ray_data_and_one_process_make_the_same_files(ray_cluster: str, run: Run
     assert contents(run) == expected
 
 
+@pytest.mark.chaos
 def test_a_killed_driver_goes_on_with_the_missing_files(ray_cluster: str, run: Run, expected: dict[str, bytes]) -> None:
     driver = start(DRIVER, ray_cluster, run.url, " files", FILE_BYTES)
     _, errors = driver.communicate(timeout=400)

@@ -76,6 +76,7 @@ def test_an_expert_that_a_new_controller_has_not_looked_at_is_alive(server: Serv
     assert server.replicas("expert-") == frozen
 
 
+@pytest.mark.chaos
 def test_killed_processes_cost_no_request(server: Server, tiny_run: Run) -> None:
     """SIGKILL controller, experts, ingress and proxy under load: all is answered, and with the image that it says."""
     expected = {

@@ -144,6 +144,7 @@ def test_an_expert_is_launched_twice_at_once(site: Site) -> None:
     assert apart(site.undisturbed("long"), training.run, training.artifact) == 0
 
 
+@pytest.mark.chaos
 def test_one_expert_is_killed_whole_and_the_other_notices_nothing(site: Site, chance: random.Random) -> None:
     """At a random step of its; then it moves to the other's slice, where it waits for its place."""
     quiet, killed = site.training("two", 1, "a"), site.training("two", 0, "b")

@@ -67,7 +67,7 @@ def test_what_an_older_command_left_is_not_shown_as_what_became_of_this_one(ray_
     seen: list[Status] = []
     train_all(run, [expert(1)], TrainPlacement(checkpoint_steps=10), watch=seen.extend)
     assert run.finished(expert(1))
-    assert {each.job.attempt for each in seen if each.job} == {2}
+    assert seen and {each.job.attempt for each in seen if each.job} <= {2}
 
 
 def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
@@ -84,10 +84,11 @@ def test_a_job_that_has_its_place_is_not_said_to_wait_for_one(
         job.warn_if_it_waits({expert(1): JobFiles(expert(1), {})})
         return capsys.readouterr().err
 
-    assert "experts/001: no worker has begun yet; it asks for 1 x (1.25 CPU), free are " in warning()
+    assert "experts/001: no worker has begun yet; there is room for it, " in warning()
     assert not warning(time.monotonic()), "its resources are free: it is starting"
     free = placement_group([{"CPU": ray.available_resources()["CPU"]}])
-    assert free.wait(30) and "no worker has begun yet" in warning(time.monotonic())
+    assert free.wait(30)
+    assert "experts/001: no worker has begun yet; it asks for 1 x (1.25 CPU), free are " in warning(time.monotonic())
     remove_placement_group(free)
     group = placement_group([placement.asked])
     assert group.wait(30) and not warning()
