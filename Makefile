@@ -44,10 +44,9 @@ docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
-# SLICE=3/10 for a tenth of its files, without the tests that draw all faults, which take an hour each; BY=600 to begin
-# no test after ten minutes.
+# SLICE=3/10 for a tenth of its files, without the tests that draw all faults.
 chaos: $(READY)
-	@$(BIN)/pytest -n 2 -m chaos $(if $(SLICE),--slice $(SLICE) -k 'not [every') $(if $(BY),--seconds $(BY))
+	@$(BIN)/pytest -n 2 -m chaos $(if $(SLICE),--slice $(SLICE) -k 'not [every')
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/sampling.py $(BENCH)

@@ -99,7 +99,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slice", metavar="K/N", help="the K-th of N shares of the files, K from 0")
-    parser.addoption("--seconds", type=float, help="no test begins later than so long after the start: it is skipped")
     parser.addoption("--in-bucket", action="store_true", help="runs of tests/train/ray lie in a bucket, not a folder")
 
 

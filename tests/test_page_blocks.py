@@ -90,7 +90,7 @@ def shell(text: str, folder: Path) -> str:
 
 
 def with_free_ports(page: str) -> list[Block]:
-    """Blocks of a page by ports that nobody has."""
+    """Blocks of a page, with ports that are free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -4,7 +4,6 @@ A test has the latest tier that a marker of it, of its file or of a parameter na
 """
 
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 TIERS = ("unit", "contract", "integration", "chaos")
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 """What Python announces before it starts a process."""
-_began = time.monotonic()
 _unit_test: list[str] = []
 """The test that runs, if it is of the tier unit."""
 
@@ -62,12 +60,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> object:
     finally:
         if unit:
             _unit_test.clear()
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    seconds = item.config.getoption("seconds")
-    if seconds is not None and time.monotonic() - _began > seconds:
-        pytest.skip(f"it would have begun after the {seconds:g} seconds of --seconds")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
