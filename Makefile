@@ -38,7 +38,7 @@ types: $(READY)
 	@$(BIN)/mypy
 
 tests: $(READY)
-	@$(BIN)/pytest -n 3
+	@$(BIN)/pytest -n 4
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

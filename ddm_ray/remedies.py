@@ -20,11 +20,15 @@ class Make:
 
 @dataclass(frozen=True)
 class Resume:
-    """Train an artifact of the run at a URL again, from its state after `step` steps if that is above 0."""
+    """Train an artifact of the run at a URL again, from its state after `step` steps if that is above 0.
+
+    `on_island`: whether it was trained on an island, any of which can do it.
+    """
 
     run: str
     artifact: str
     step: int
+    on_island: bool = False
 
     def __str__(self) -> str:
         return f"trained again, {self.artifact} {self.effect}"

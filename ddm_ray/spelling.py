@@ -43,6 +43,8 @@ def escape_unprintable(text: str) -> str:
 
     These are C0 and C1 controls, line ends, and marks that reverse the direction of text.
     """
+    if text.isprintable():  # as a report's megabytes of pictures are
+        return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 

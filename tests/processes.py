@@ -1,13 +1,22 @@
 """Processes of this machine, by the records of /proc. Imports nothing that has threads: who forks uses it too."""
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 """A program that is busy until the one that started it has ended, however that did."""
+
+
+def forked() -> ForkServerContext:
+    """Processes that are forked from one that has imported what trainings import: a process has one such server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
+    return context
 
 
 def family(pid: int) -> list[int]:

@@ -12,8 +12,6 @@ import pytest
 from tests.conftest import ROOT
 from tests.pages import Page, PageRun, check_text, same, write_anew
 
-pytestmark = pytest.mark.integration
-
 MIXTURE = tuple(f"docs/concepts/{name}.md" for name in ("mixture", "mixture-strategies", "mixture-once"))
 
 
@@ -22,10 +20,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> PageRun:
     return PageRun.of(Page.read(*MIXTURE), tmp_path_factory.mktemp("page"))
 
 
+@pytest.mark.chaos
 def test_the_page_shows_what_its_blocks_print(ran: PageRun) -> None:
     ran.check_outputs()
 
 
+@pytest.mark.chaos
 def test_the_page_draws_the_figures_that_it_shows(ran: PageRun) -> None:
     ran.check_figures()
 

@@ -96,12 +96,12 @@ def test_a_door_opens_on_the_verb_of_its_name(
     assert f"{door} [OPTIONS] RUN" in capsys.readouterr().out
 
 
-@pytest.mark.chaos
 def test_a_submitted_job_refuses_a_relative_run(island: Island) -> None:
     with pytest.raises(AssertionError, match=r"error: RUN 'runs/x' is relative; a submitted job needs"):
         submit(island, "prepare", "runs/x")
 
 
+@pytest.mark.chaos
 def test_status_reads_storage_alone(island_run: Run) -> None:
     shown = CliRunner().invoke(main, ["status", island_run.url, "--long"])
     assert shown.exit_code == 0

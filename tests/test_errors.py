@@ -36,11 +36,15 @@ FIXES: dict[Fix, tuple[str, str]] = {
     Make("runs/a", "eval/x-1"): ("make eval/x-1", "make it with: ddm evaluate runs/a --name x-1"),
     Resume("runs/a", "experts/003", 50): (
         "trained again, experts/003 goes on from step 50",
-        "`ddm train runs/a expert 3`, with its --islands and --island, goes on from step 50",
+        "`ddm train runs/a expert 3` goes on from step 50",
     ),
     Resume("runs/a", "router", 0): (
         "trained again, router begins again",
-        "`ddm train runs/a router`, with its --islands and --island, begins again",
+        "`ddm train runs/a router` begins again",
+    ),
+    Resume("runs/a", "experts/003", 50, on_island=True): (
+        "trained again, experts/003 goes on from step 50",
+        "`ddm work runs/a` on any island goes on from step 50",
     ),
     Begin("runs/a"): ("begin a run there", "begin one with: ddm init runs/a --recipe NAME"),
     Begin(field="data.channels", value="4"): (

@@ -24,11 +24,8 @@ from ddm_ray.run.run import Run
 from tests.conftest import BIN, ROOT, TRAINS, free_island
 from tests.page_blocks import PROGRAMS, Block, blocks_of, pages
 from tests.pages import same
-from tests.random_run import make_run
 
 DEMO = "ddm demo --recipe tiny"
-IN_A_MINUTE = {"howto/serve.md"}
-"""Pages that a test of each commit runs, on a run of networks that were never trained."""
 EXECUTED = [page for page in pages() if page not in PROGRAMS and any(block.executed for block in blocks_of(page))]
 
 
@@ -118,18 +115,10 @@ def run_page(page: str, folder: Path) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("page", [page for page in EXECUTED if page not in IN_A_MINUTE])
+@pytest.mark.parametrize("page", EXECUTED)
 def test_a_page(page: str, folder: Path, request: pytest.FixtureRequest) -> None:
     if any(DEMO in block.text for block in executed(page)):
         shutil.copytree(request.getfixturevalue("demo_run"), folder / "runs/tiny")
-    run_page(page, folder)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("page", sorted(IN_A_MINUTE))
-def test_a_page_of_a_minute(page: str, folder: Path) -> None:
-    if any(DEMO in block.text for block in executed(page)):
-        make_run(str(folder / "runs/tiny"))
     run_page(page, folder)
 
 
@@ -139,5 +128,5 @@ def test_a_page_that_shows_something_else_would_be_found() -> None:
 
 
 def test_pages_are_executed() -> None:
-    assert set(EXECUTED) >= IN_A_MINUTE and len(EXECUTED) > 20
+    assert len(EXECUTED) > 20
     assert not [page for page in EXECUTED if not page.startswith(("start/", "howto/", "concepts/", "reference/"))]

@@ -196,6 +196,7 @@ def test_owners_that_pool_nothing(ray_cluster: str, here: Path) -> None:
     assert "damaged" not in done.output, done.output
 
 
+@pytest.mark.chaos
 def test_watching(here: Path) -> None:
     """A run whose expert trains: its status, a watch that ends with the training, a scrape, and a webhook."""
     run = make_data("runs/mine", num_rows=60)

@@ -110,6 +110,7 @@ case $verb in
       end "$(basename "$file" .pid)"
       echo "island $(basename "$file" .pid) is ended"
     done
+    rm -f "$folder/islands.yaml"  # it names what is no more
     ;;
   *) echo "$usage" >&2; exit 2 ;;
 esac

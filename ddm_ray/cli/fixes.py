@@ -16,7 +16,8 @@ def phrase(fix: Fix) -> str:
         case Make(run, artifact, delete):
             return (f"delete {delete}, then: " if delete else "make it with: ") + command(run, artifact)
         case Resume(run, artifact):
-            return f"`{command(run, artifact)}`, with its --islands and --island, {fix.effect}"
+            who = f"`ddm work {run}` on any island" if fix.on_island else f"`{command(run, artifact)}`"
+            return f"{who} {fix.effect}"
         case Begin(run, ""):
             return f"begin one with: ddm init {run} --recipe NAME"
         case Begin(_, field, value):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, say, warn, with_extras
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.fixes import by
 from ddm_ray.errors import ConfigError, RayAway, RayError, StorageError
 from ddm_ray.jobs.status import Status
 from ddm_ray.placement import Island
@@ -122,7 +122,7 @@ def _watched(supervisor: "JobSupervisor", run: Run, artifacts: Sequence[Artifact
     from ddm_ray.watch.loop import pause_of
 
     observer, statuses, looked, warned = Observer(run, partial(survey, run)), list[Status](), -math.inf, False
-    with LiveView(run.url, [*artifacts, *supervisor.islands], clock=False, phrase=phrase) as view:
+    with LiveView(run.url, [*artifacts, *supervisor.islands], clock=False, phrase=by("an island at work")) as view:
         while True:
             if time.monotonic() - looked >= pause_of(run):
                 looked = time.monotonic()

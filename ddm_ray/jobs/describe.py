@@ -45,7 +45,7 @@ def _described(status: Status, phrase: Callable[[Fix], str], with_time_left: boo
     if status.error:
         return status.error.text(phrase)
     if job := status.job:
-        again = phrase(Resume(status.run, status.artifact, job.saved))
+        again = phrase(Resume(status.run, status.artifact, job.saved, on_island=bool(job.heartbeat.get("island"))))
         if status.state in ("failed", "stopped"):
             return _failed(status, job, again, phrase)
         if not job.attempt:

@@ -5,11 +5,8 @@ import io
 from PIL import Image
 
 
-def to_png(picture: Image.Image, compression: int | None = None) -> bytes:
-    """The picture as the smallest PNG file; `compression` 0 to 9 is faster, and the file larger."""
+def to_png(picture: Image.Image, compression: int = 6) -> bytes:
+    """The picture as a PNG file. `compression` is 0 to 9; 9 takes four times as long as 6 for a tenth less bytes."""
     buffer = io.BytesIO()
-    if compression is None:
-        picture.save(buffer, "PNG", optimize=True)
-    else:
-        picture.save(buffer, "PNG", compress_level=compression)
+    picture.save(buffer, "PNG", compress_level=compression)
     return buffer.getvalue()

@@ -45,7 +45,9 @@ SOURCES: dict[str, tuple[Callable[[Path], None], tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize(
+    "kind", ["tars", *(pytest.param(kind, marks=pytest.mark.chaos) for kind in ("folder", "parquet"))]
+)
 def test_damage_to_a_source(kind: str, tmp_path: Path) -> None:
     write, (flips, cuts) = SOURCES[kind]
     write(tmp_path)

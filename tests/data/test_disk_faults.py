@@ -18,7 +18,7 @@ STRIDES = {DiskFault.KILL: 2, DiskFault.FULL: 15}
 @pytest.mark.parametrize(
     "fault", [DiskFault.FULL, pytest.param(DiskFault.KILL, marks=pytest.mark.chaos)], ids=lambda fault: fault.name
 )
-@pytest.mark.parametrize("stage", ["prepare", "partition"])
+@pytest.mark.parametrize("stage", [pytest.param("prepare", marks=pytest.mark.chaos), "partition"])
 def test_a_fault_at_any_write_leaves_the_old_or_the_new(
     tmp_path: Path, every: bool, stage: str, fault: DiskFault
 ) -> None:

@@ -246,5 +246,5 @@ def test_a_lost_head_leaves_nothing_and_comes_back(brought: Islands) -> None:
     printed = brought.down()
     assert printed.splitlines() == [f"island {number} is ended" for number in sorted(brought.numbers, key=str)]
     logs = {f"{number}.log" for number in brought.numbers}
-    assert {path.name for path in brought.folder.iterdir()} == {"islands.yaml", "lock", *logs}
+    assert {path.name for path in brought.folder.iterdir()} == {"lock", *logs}
     assert brought.down() == ""

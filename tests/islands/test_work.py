@@ -1,6 +1,5 @@
 """Islands that pull, as processes without Ray: they share a folder alone, and leave what one training alone leaves."""
 
-import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -18,6 +17,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.train import local
 from tests.conftest import wait_for
 from tests.islands import island
+from tests.processes import forked
 from tests.random_run import make_data
 from tests.train.results import checksums_of
 
@@ -26,8 +26,6 @@ pytestmark = pytest.mark.integration
 SETTINGS = ("expert.train.steps=300", "expert.train.global_batch=16", "router.train.steps=300")
 SETTINGS += ("router.train.global_batch=16",)
 LEASE = 6.0
-# Islands are forked from a process that has imported torch, which takes each of them seconds.
-PROCESSES = multiprocessing.get_context("forkserver")
 FIRST = Artifact("experts/000")
 
 
@@ -39,10 +37,9 @@ class Fleet:
         self.processes: dict[str, ForkServerProcess] = {}
 
     def start(self, *names: str, slower: float = 0.0, move_seconds: float = MOVE_SECONDS) -> None:
-        PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
         for name in names:
             arguments = (self.run.url, name, LEASE, str(self._folder / f"{name}.log"), slower, move_seconds)
-            self.processes[name] = PROCESSES.Process(target=island.main, args=arguments)
+            self.processes[name] = forked().Process(target=island.main, args=arguments)
             self.processes[name].start()
 
     def printed(self) -> str:
@@ -83,8 +80,7 @@ def artifacts(run: Run) -> list[Artifact]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Checksums of the same run trained in one process, job after job."""
     run = make_data(str(tmp_path_factory.mktemp("alone") / "run"), settings=SETTINGS)
-    PROCESSES.set_forkserver_preload(["tests.train.preloaded", "tests.islands.island"])
-    process = PROCESSES.Process(target=local.train_locally, args=(run.url, artifacts(run)))
+    process = forked().Process(target=local.train_locally, args=(run.url, artifacts(run)))
     process.start()
     process.join(300)
     assert process.exitcode == 0
@@ -107,6 +103,7 @@ def test_three_islands_one_of_which_is_lost_for_good(fleet: Fleet, alone: dict[s
         assert artifact == lost or claimed(fleet.run.store, artifact) == [1], f"{artifact} was trained once"
 
 
+@pytest.mark.chaos
 def test_a_fast_island_takes_over_from_a_slow_one_where_that_saved(fleet: Fleet, alone: dict[str, str]) -> None:
     fleet.start("slow", slower=0.1)
     wait_for(lambda: fleet.trains("slow"), 120, fleet.printed)

@@ -38,7 +38,7 @@ from tests.store_meter import StoreMeter
 
 pytestmark = pytest.mark.contract
 
-FEW, MANY = 200, 10_000
+FEW, MANY = 80, 10_000
 SECONDS, RSS_BYTES = 5.0, 300 * 2**20
 # What no text of others may hold once it is printed; the command's own colours are taken out before.
 NOT_PRINTED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

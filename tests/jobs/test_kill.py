@@ -1,6 +1,5 @@
 """Processes that write and commit are killed at random moments; whatever is there afterwards is whole."""
 
-import multiprocessing
 import random
 import time
 from itertools import count
@@ -19,6 +18,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from tests.conftest import wait_for
 from tests.infos import commit_written, info_of
+from tests.processes import forked
 from tests.run.artifacts import save_state
 
 pytestmark = pytest.mark.contract
@@ -77,8 +77,7 @@ def check(run: Run) -> None:
 def test_a_killed_writer_leaves_whole_objects_or_none(tmp_path: Path, config: RunConfig) -> None:
     run, chance = Run.create(str(tmp_path / "run"), config), random.Random(0)
     run.store.write("current", tagged(0, 10))
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["ddm_ray.run.run"])
+    processes = forked()
     for kill in range(1, NUM_KILLS + 1):
         began = processes.Event()
         writer = processes.Process(target=write_for_ever, args=(run.url, began), daemon=True)

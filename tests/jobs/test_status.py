@@ -219,7 +219,7 @@ def test_a_failure_keeps_what_mends_it(partitioned: Run) -> None:
     error = CorruptArtifact("a file of rows is gone", partitioned.remake(ROWS))
     claim(partitioned.store, JOB).fail(error.to_fields() | {"final": True})
     artifact_status = status(partitioned, JOB)
-    again = f"`ddm train {partitioned.url} expert 1`, with its --islands and --island, begins again"
+    again = f"`ddm train {partitioned.url} expert 1` begins again"
     assert describe(artifact_status, phrase) == (
         f"failed: a file of rows is gone; delete {partitioned.url}/rows, then: ddm prepare {partitioned.url},"
         f" attempt 1; once that is mended, {again}"

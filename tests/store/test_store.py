@@ -1,6 +1,5 @@
 """The store keeps whole objects under any sensible key, and lets exactly one of many create an object."""
 
-import multiprocessing
 import os
 import resource
 import threading
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from ddm_ray.errors import RunError, StorageError
 from ddm_ray.run.graph import Artifact
 from ddm_ray.store.store import Store, is_local
+from tests.processes import forked
 
 pytestmark = pytest.mark.contract
 
@@ -181,8 +181,7 @@ def race(url: str, rival: int, start: Barrier, wins: "Queue[tuple[int, int]]") -
 
 
 def test_one_of_many_processes_creates_an_object(tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["ddm_ray.run.run"])
+    processes = forked()
     start, queue = processes.Barrier(NUM_RIVALS), processes.Queue()
     rivals = [processes.Process(target=race, args=(str(tmp_path), rival, start, queue)) for rival in range(NUM_RIVALS)]
     for process in rivals:

@@ -102,6 +102,7 @@ def test_the_compiled_update_is_the_uncompiled_one(name: str, poisoned: bool) ->
         torch.compiler.reset()
 
 
+@pytest.mark.chaos
 def test_the_update_is_one_kernel() -> None:
     """What it reads and writes goes through once: 36 bytes a parameter."""
     torch.compiler.reset()

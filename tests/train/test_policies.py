@@ -35,7 +35,7 @@ from tests.s3_wire import Wire, leading_through
 from tests.serve.conftest import free_port
 from tests.train.policies import FOLDER, Policies, policy, signed_by
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.chaos
 
 URL = f"s3://{BUCKET}/lab/run"
 SHORT = tuple(f"{job}.train.steps=8" for job in ("expert", "router"))

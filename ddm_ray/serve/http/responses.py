@@ -24,7 +24,7 @@ def upscaled_png(image_CHW: Tensor, upscaling: int) -> bytes:
     """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
     (image,) = to_pil(to_unit(image_CHW[None]))
     image = image.resize((image.width * upscaling, image.height * upscaling), Image.Resampling.NEAREST)
-    return png.to_png(image, compression=6)
+    return png.to_png(image)
 
 
 def stretches(experts_S: list[int]) -> list[dict[str, int]]:

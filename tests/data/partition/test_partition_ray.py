@@ -182,6 +182,7 @@ except RayError as error:
 """
 
 
+@pytest.mark.chaos
 def test_a_ray_without_cores_is_told_in_one_line(run: Run) -> None:
     driver = start(WITHOUT_CORES, run.url, **fresh_token())
     output, errors = driver.communicate(timeout=300)

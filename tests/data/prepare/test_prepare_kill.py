@@ -23,7 +23,7 @@ from tests.conftest import ROOT, fresh_token
 from tests.data.rows import commit_rows, read_artifact
 from tests.data.s3 import BUCKET, s3_server, upload
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.chaos
 
 NUM_ROWS = 1500
 CHUNK_ROWS = 25
@@ -139,7 +139,6 @@ def test_a_killed_driver_goes_on(ray_cluster: str, shapes: Run, undisturbed: Man
     require_same(shapes, undisturbed)
 
 
-@pytest.mark.chaos
 def test_a_killed_node_costs_time_alone(shapes: Run, undisturbed: Manifest) -> None:
     driver = start(NODE_DIES, shapes.url, CHUNK_ROWS, **fresh_token())
     try:
@@ -154,7 +153,6 @@ def test_a_killed_node_costs_time_alone(shapes: Run, undisturbed: Manifest) -> N
     require_same(shapes, undisturbed)
 
 
-@pytest.mark.chaos
 def test_two_drivers_at_once_make_one_result(ray_cluster: str, shapes: Run, undisturbed: Manifest) -> None:
     rival = start(DRIVER, ray_cluster, shapes.url, CHUNK_ROWS, "never told")
     mine = prepare(shapes, placement=FEW, chunk_rows=CHUNK_ROWS)
@@ -164,7 +162,6 @@ def test_two_drivers_at_once_make_one_result(ray_cluster: str, shapes: Run, undi
     require_same(shapes, undisturbed)
 
 
-@pytest.mark.chaos
 def test_a_killed_driver_of_buckets_goes_on(ray_cluster: str, tmp_path: Path) -> None:
     """Source and run in a bucket; the result is that of the same images on a disk."""
     folder = tmp_path / "images"

@@ -152,6 +152,7 @@ def test_no_image_waits_for_serves_proxy(server: Server) -> None:
     wait_until(answers_without)
 
 
+@pytest.mark.chaos
 def test_half_sent_and_silent_connections_harm_nobody(server: Server) -> None:
     head = b"POST /v1/images/generations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
     began = [b""] * 64 + [head] * 128 + [head + b"\r\n{"] * 128

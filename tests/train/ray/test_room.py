@@ -8,7 +8,7 @@ from ddm_ray.islands.checks import CHECKS
 from tests.conftest import ddm, end, wait_for
 from tests.train.ray.site import Site
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.chaos
 
 
 def test_a_slice_that_no_node_is_of_is_refused(site: Site) -> None:
