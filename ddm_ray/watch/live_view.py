@@ -74,12 +74,15 @@ class LiveView:
             self._estimates.setdefault(name, TimeLeft()).add(now, fraction)
         self._rows[name] = (fraction, note)
         (self._alarms.add if alarm else self._alarms.discard)(name)
-        if note != "waiting":
-            self._began.setdefault(name, now)
+        begins = note != "waiting" and name not in self._began
+        if begins:
+            self._began[name] = now
         if fraction >= 1:
             self._took.setdefault(name, now - self._began[name])
         if not self._console.is_terminal:
             self._log(name, now)
+        elif begins:  # rather than a quarter of a second later
+            self._live.refresh()
 
     def stage(self, name: str, fraction: float = 0.0, note: str = "") -> None:
         """Show a row, in the form of a stage's progress callback bound to a name."""
