@@ -130,8 +130,14 @@ class Superseded(TrainingError):
 class Stopped(TrainingError):
     """A launch ends because of a stop request on storage; its state is saved.
 
-    It passes if the request concerns this launch only. It doesn't pass if the artifact is not to be trained at all.
+    It doesn't pass: the artifact is not to be trained at all.
     """
+
+
+class Left(Stopped):
+    """A launch leaves its artifact to others; its state is saved. Its island is drained, or a worker has taken over."""
+
+    KIND_PASSES = True
 
 
 class OutOfMemory(TrainingError):

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Several islands on this machine at once: Ray clusters of one node each, as island.sh starts them.
 #   cluster_configs/local/islands.sh up 0 1 2    start islands 0, 1 and 2, which stay; ~/.ddm/islands/islands.yaml names them
-#   cluster_configs/local/islands.sh down        end all of them, and whatever trains there
+#   cluster_configs/local/islands.sh down        end all of them, and whatever trains there; `down 1` ends island 1 alone
 # CPUS=4 before it gives each so many; else they share this machine's. `up` leaves alone what runs, and starts the others.
 set -euo pipefail
-usage="usage: islands.sh up NUMBER... | down"
+usage="usage: islands.sh up NUMBER... | down [NUMBER...]"
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=$HOME/.ddm/islands
 (umask 077; mkdir -p "$folder")
@@ -106,11 +106,13 @@ case $verb in
     ;;
   down)
     for file in "$folder"/*.pid; do
-      [ -e "$file" ] || continue
-      end "$(basename "$file" .pid)"
-      echo "island $(basename "$file" .pid) is ended"
+      number=$(basename "$file" .pid)
+      [ -e "$file" ] && [[ $# -eq 0 || " $* " == *" $number "* ]] || continue
+      end "$number"
+      echo "island $number is ended"
     done
-    rm -f "$folder/islands.yaml"  # it names what is no more
+    # It would name what is no more. While others run, theirs are the lines that count.
+    compgen -G "$folder/*.pid" >/dev/null || rm -f "$folder/islands.yaml"
     ;;
   *) echo "$usage" >&2; exit 2 ;;
 esac

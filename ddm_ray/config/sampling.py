@@ -39,8 +39,9 @@ class SamplingSettings(StrictModel):
 
     strategy: StrategyName | None = Field(
         default=None,
-        description=f"Experts of an image, such as {', '.join(form.example for form in STRATEGIES.values())}. once is"
-        " ancestral sampling: one expert, drawn beforehand. Where a run names none: what its own evaluation found best,"
+        description="Experts of an image, such as "
+        + ", ".join(form.example for form in STRATEGIES.values() if form.asked)
+        + ". once is ancestral sampling: one expert, drawn beforehand. Where a run names none: what its own evaluation found best,"
         " and once until it has one.",
     )
     solver: SolverName = Field(

@@ -29,7 +29,8 @@ class StrategyForm:
 
     `code`: the name of its class, which isn't imported here, since it needs torch. `fits`: whether the numbers in a
     name are in range for K experts. `teaches`: it needs nothing but the probabilities of a row's experts, so that it
-    can say what a student learns. `number`: the type of the numbers; those that a name leaves out are the class's own.
+    can say what a student learns. `asked`: a request may name it; else only a program can. `number`: the type of the
+    numbers; those that a name leaves out are the class's own.
     """
 
     pattern: str
@@ -38,6 +39,7 @@ class StrategyForm:
     code: str
     fits: Callable[..., bool] = lambda K: True
     teaches: bool = False
+    asked: bool = True
     number: type[int] | type[float] = float
 
 
@@ -45,7 +47,7 @@ _CODE = "ddm_ray.core.routing:"
 STRATEGIES = {
     "once": StrategyForm("once", "once", "once", f"{_CODE}Once"),
     "full": StrategyForm("full", "full", "full", f"{_CODE}Full", teaches=True),
-    "oracle": StrategyForm("oracle", "oracle", "oracle", f"{_CODE}Oracle"),
+    "oracle": StrategyForm("oracle", "oracle", "oracle", f"{_CODE}Oracle", asked=False),
     "top": StrategyForm(
         f"top-{COUNT}",
         "top-k (k from 1{most})",

@@ -57,7 +57,7 @@ def apart_in_words(metrics: dict[str, Any]) -> str | None:
         one, several = ("digit", "digits") if facts["classes"] == [*"0123456789"] else ("class", "classes")
         few, every = f"{_word(rare)} {several if rare > 1 else one}", _word(len(facts["classes"]))
         return (
-            f"Each of the {experts} experts was shown next to nothing ({RARE:.0%} or less) of {few} or more, yet"
+            f"Each of the {experts} experts was shown at most {RARE:.0%} of the images of {few} or more, yet"
             f" together they paint all {every}: a classifier reads {accuracy[facts['strategy']]:.0%} of their"
             f" {metrics['num_samples']:,} samples as the {one} asked for."
         )

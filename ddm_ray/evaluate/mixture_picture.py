@@ -26,6 +26,7 @@ FOOTNOTE = (
     "Frame: the expert that painted most of the image. Strip below: the expert at work in each step, from pure noise"
     " (left) to the finished image (right), by the strategy {strategy}."
 )
+FOOTNOTE_OF_ONE = "Frame: the expert that painted the image. By the strategy once, the router draws one for all steps."
 
 
 def mixture_picture(
@@ -55,7 +56,7 @@ def mixture_picture(
         f"{number} experts, each trained alone on its own images, paint together",
         sentence,
         [(f"What each expert was trained on{more}", trained), ("Real images, and painted ones", painted)],
-        FOOTNOTE.format(strategy=strategy),
+        FOOTNOTE_OF_ONE if strategy == "once" else FOOTNOTE.format(strategy=strategy),
         names or (),
         len(shown.seeds),
         HUES,

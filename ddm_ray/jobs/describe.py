@@ -13,6 +13,8 @@ from ddm_ray.run.info import PartitionInfo, TrainedInfo
 from ddm_ray.spelling import duration, escape_unprintable, printable
 from ddm_ray.store.store import is_local
 
+NAMES = {"ari": "adjusted Rand index"}
+"""Names of facts for people."""
 BEAT_BYTES = 4096  # space that a heartbeat takes on a disk
 
 
@@ -40,7 +42,7 @@ def _described(status: Status, phrase: Callable[[Fix], str], with_time_left: boo
     if info:
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         words = [f"{len(info.rows_K)} clusters"] if isinstance(info, PartitionInfo) else []
-        words += [f"{key} {value}" for key, value in facts.items() if isinstance(value, int | str)]
+        words += [f"{NAMES.get(key, key)} {value}" for key, value in facts.items() if isinstance(value, int | str)]
         return ", ".join(words)
     if status.error:
         return status.error.text(phrase)

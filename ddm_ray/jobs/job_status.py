@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddm_ray.errors import DDMError, Overtaken, Preempted, Stopped
+from ddm_ray.errors import DDMError, Left, Overtaken, Preempted, Stopped
 from ddm_ray.jobs.attempts import Attempt, read_failure
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
 from ddm_ray.jobs.launches import Launch, has_given_up, lives, place_of
@@ -69,8 +69,9 @@ class JobStatus:
 
     @property
     def left(self) -> bool:
-        """True if the attempt was preempted with its state saved, or overtaken. Another one follows."""
-        return self.failure is not None and self.failure["kind"] in (Preempted.__name__, Overtaken.__name__)
+        """True if the attempt left with its state saved, or was overtaken. Another one follows."""
+        kinds = (Preempted.__name__, Overtaken.__name__, Left.__name__)
+        return self.failure is not None and self.failure["kind"] in kinds
 
     @property
     def stopped(self) -> bool:
@@ -171,6 +172,10 @@ def _failure(store: Store, files: JobFiles) -> dict[str, Any] | None:
     newest = files.attempts[-1]
     attempt = Attempt(store, files.artifact, newest)
     failure = attempt.failure() if files.failed(newest) else None
-    if failure and failure["kind"] != Stopped.__name__ and has_given_up(files, str(attempt.claim().get("launch"))):
+    if (
+        failure
+        and failure["kind"] not in (Stopped.__name__, Left.__name__)
+        and has_given_up(files, str(attempt.claim().get("launch")))
+    ):
         failure |= {"error": f"{failure['error']}; given up", "final": True}
     return {**failure, "attempt": newest} if failure else None

@@ -12,7 +12,7 @@ import re
 import socket
 from contextlib import suppress
 
-from ddm_ray.errors import ConfigError, CorruptArtifact, Stopped
+from ddm_ray.errors import ConfigError, CorruptArtifact, Left, Stopped
 from ddm_ray.jobs.job_files import STOP
 from ddm_ray.jobs.launches import Launch
 from ddm_ray.jobs.notes import Request, read_note
@@ -94,9 +94,7 @@ class StopRequests:
             why, fix = asked(self._store, key), Allow(self._store.url, self._artifact)
             return Stopped(f"{self._artifact} is stopped, {why}", fix) if why else None
         if self._launch and self._store.exists(key := launch_stop_key(self._launch)):
-            left = Stopped(f"{self._artifact} is left, {asked(self._store, key) or 'as was asked'}")
-            left.passes = True  # the artifact may be trained elsewhere, or later
-            return left
+            return Left(f"{self._artifact} is left, {asked(self._store, key) or 'as was asked'}")
         return None
 
 

@@ -2,6 +2,9 @@
 
 import logging
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -9,6 +12,20 @@ from typing import Any
 import torch
 
 from ddm_ray.ray_internals import COMPILE, MUON
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop what processes print: the import tries whether libraries link that aren't used here, and ld complains."""
+    sys.stderr.flush()
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 @cache
@@ -20,7 +37,8 @@ def load_deepspeed() -> Any:
     if not torch.cuda.is_available():
         # DeepSpeed chooses its device while it is imported.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import deepspeed
+    with _without_stderr():
+        import deepspeed
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)

@@ -112,9 +112,7 @@ class Membership:
     def _raise_left(self, done: int) -> NoReturn:
         saved = f"step {done} is saved"
         if self._watcher and (stop := self._watcher.stop):
-            stopped = Stopped(f"{stop.message}; {saved}", stop.fix)
-            stopped.passes = stop.passes
-            raise stopped
+            raise type(stop)(f"{stop.message}; {saved}", stop.fix)
         raise Preempted(f"{self.job.artifact}: asked to leave; {saved}")
 
     def _note(self, note: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def test_the_numbers_are_those_of_the_partition(random_run: Run, metrics: dict[s
 
 def test_what_each_expert_lacks_the_mixture_paints(metrics: dict[str, Any]) -> None:
     assert apart_in_words(with_facts(metrics)) == (
-        "Each of the two experts was shown next to nothing (3% or less) of two digits or more, yet together they paint"
+        "Each of the two experts was shown at most 3% of the images of two digits or more, yet together they paint"
         " all ten: a classifier reads 93% of their 300 samples as the digit asked for."
     )
     named = apart_in_words(with_facts(metrics, classes=["cat", "dog"], rare=[["cat"], ["dog"]], recognised=[1, 0.6]))

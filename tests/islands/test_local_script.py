@@ -56,7 +56,9 @@ def test_islands_are_brought_up_once_and_ended_wholly(home: Path) -> None:
     assert all(os.getsid(leader) == leader for leader in leaders) and len(members) >= 6
     assert f"island {first} runs already" in run(home, "up", first, second).stdout
     assert [pid(home, number) for number in (first, second)] == leaders
-    assert "is ended" in run(home, "down").stdout
+    assert run(home, "down", second).stdout == f"island {second} is ended\n"
+    assert pid(home, first) == leaders[0] and (home / ".ddm/islands/islands.yaml").exists()
+    assert run(home, "down").stdout == f"island {first} is ended\n"
     wait_for(lambda: not any(map(command, members)), 10, lambda: str([*map(command, members)]))
     assert sorted(path.name for path in (home / ".ddm").iterdir()) == ["islands"]
     assert run(home, "down").stdout == ""
@@ -98,4 +100,4 @@ def test_an_island_of_somebody_else_is_left_alone(home: Path) -> None:
 @pytest.mark.parametrize("words", [("up",), ("up", "x"), ("sideways",)])
 def test_other_words_are_refused(home: Path, words: tuple[str, ...]) -> None:
     done = run(home, *words)
-    assert (done.returncode, done.stderr) == (2, "usage: islands.sh up NUMBER... | down\n")
+    assert (done.returncode, done.stderr) == (2, "usage: islands.sh up NUMBER... | down [NUMBER...]\n")

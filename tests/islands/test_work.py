@@ -115,7 +115,7 @@ def test_a_fast_island_takes_over_from_a_slow_one_where_that_saved(fleet: Fleet,
     first, second = (Attempt(fleet.run.store, moved, number) for number in claimed(fleet.run.store, moved))
     assert (first.claim()["island"], second.claim()["island"]) == ("slow", "fast")
     failure, beat = first.failure(), second.last_beat()
-    assert failure and failure["kind"] == "Stopped" and "taken over by worker fast/0001" in failure["error"]
+    assert failure and failure["kind"] == "Left" and "taken over by worker fast/0001" in failure["error"]
     assert f"step {beat['first']} is saved" in failure["error"], "no step is lost"
     assert f"fast takes {moved} over from slow/0001" in fleet.printed()
 
