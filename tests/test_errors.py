@@ -12,7 +12,7 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import option, phrase
 from ddm_ray.errors import CorruptArtifact, DataError, DDMError, StorageError, TrainingError
 from ddm_ray.exit_codes import exit_code
-from ddm_ray.remedies import Begin, Fix, Give, Make, Resume
+from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Resume
 from ddm_ray.spelling import one_line
 from ddm_ray.store.refusals import as_storage_error, refusal
 
@@ -44,8 +44,18 @@ FIXES: dict[Fix, tuple[str, str]] = {
     ),
     Resume("runs/a", "experts/003", 50, on_island=True): (
         "trained again, experts/003 goes on from step 50",
-        "`ddm work runs/a` on any island goes on from step 50",
+        "`ddm work runs/a --island NAME` on any island goes on from step 50",
     ),
+    Make("my run #1", "experts/003", "my run #1/experts/003"): (
+        "delete my run #1/experts/003 and make experts/003 again",
+        "delete 'my run #1/experts/003', then: ddm train 'my run #1' expert 3",
+    ),
+    Allow("my run #1", "router"): (
+        "take back the request that router stops",
+        "take that back with: ddm islands resume 'my run #1' router",
+    ),
+    Accept("$HOME", "experts/000"): ("accept experts/000", "accept it with: ddm accept '$HOME' expert 0"),
+    Begin("my run #1"): ("begin a run there", "begin one with: ddm init 'my run #1' --recipe NAME"),
     Begin("runs/a"): ("begin a run there", "begin one with: ddm init runs/a --recipe NAME"),
     Begin(field="data.channels", value="4"): (
         "begin a run with data.channels=4",

@@ -1,6 +1,8 @@
 """A newcomer's first commands: init, recipes, fields; and what each command says comes next."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from tests.conftest import ROOT
 from tests.data.sources.test_sources import write_folder
 from tests.jobs.attempts import beat, finish
 from tests.random_run import make_data
+from tests.test_layers import modules
 
 pytestmark = pytest.mark.contract
 
@@ -164,6 +167,20 @@ def test_after_training_the_next_model_is_named_then_a_look_then_samples(tmp_pat
     for artifact in (run.experts[1], ROUTER):
         finish(run, artifact)
     assert next_of(Run.open(url), "r") == "ddm sample r"
+
+
+@pytest.mark.parametrize("name", ["my run #1", "it's; $HOME", "-x", "a\N{NO-BREAK SPACE}b"])
+def test_a_printed_command_can_be_pasted(photos: Path, name: str) -> None:
+    _, following = ddm("init", "--recipe", "tiny", "--", name).output.rsplit("next: ", 1)
+    script = f"ddm() {{ printf '%s\\n' \"$@\"; }}; {following}"
+    read = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    verb, run_url = read.stdout.splitlines()
+    assert verb == "prepare" and ddm("status", run_url).exit_code == 0
+
+
+def test_no_command_with_a_name_is_printed_without_quotes() -> None:
+    by_hand = re.compile(r"\bddm [a-z -]*\{")
+    assert {name for name, file in modules().items() if by_hand.search(file.read_text())} == set()
 
 
 def test_a_command_that_trains_does_not_tell_its_user_to_run_it() -> None:

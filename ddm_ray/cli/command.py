@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ddm_ray import __version__
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.fixes import ddm_line, phrase
 from ddm_ray.environment import prepare_ray, quiet_pillow
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
@@ -83,6 +83,8 @@ class RunUrl(click.ParamType):
         if not value:
             raise ConfigError("RUN is empty; name a folder or a URI")
         value = os.path.expanduser(value)
+        if value.startswith("-"):
+            value = f"./{value}"  # in the commands that we print it would be an option
         if submitted_job() is not None and "://" not in value and not Path(value).is_absolute():
             raise ConfigError(f"RUN {value!r} is relative; a submitted job needs an absolute path or a URI")
         return value
@@ -204,7 +206,7 @@ def say_extensions(run: Any) -> None:
     from ddm_ray.jobs.extend import extensions
 
     for url in extensions(run):
-        say(f"  extended by {url}, a run of its own: ddm status {url}")
+        say(f"  extended by {url}, a run of its own: {ddm_line('status', url)}")
 
 
 def warn(text: str) -> None:

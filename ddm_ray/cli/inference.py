@@ -13,6 +13,7 @@ import click
 from ddm_ray.cli.command import RUN, OneOf, main, progress, say
 from ddm_ray.cli.devices import DEVICE, device_of
 from ddm_ray.cli.field_options import FieldsCommand
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.cli.step_bar import StepBar
 from ddm_ray.data import OnProgress, phase
 from ddm_ray.errors import ConfigError
@@ -248,7 +249,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
             pipeline = _opened(run_url, model, "cpu", phase(report, 0.0, 0.5))
             on_written = partial(_written, phase(report, 0.5, 0.99))
             pretrained.save(pipeline.components, folder, overwrite, on_written)
-        say(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
+        say(f"{folder}: model_index.json and one folder for each component; next: {ddm_line('sample', folder)}")
         return
     from ddm_ray.run.run import Run
     from ddm_ray.sampling.card import model_card

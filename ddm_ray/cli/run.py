@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, waiting, warn
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.fixes import ddm_line, phrase
 from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import some
@@ -68,7 +68,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     run = start(run_url, config, on_replaced=on_replaced)
     say(f"run {run.config.name!r} at {run.url}")
     outlook(run)
-    say(f"next: ddm prepare {run_url}")
+    say(f"next: {ddm_line('prepare', run_url)}")
 
 
 def _look(config: Any) -> None:
