@@ -46,6 +46,11 @@ FIXES: dict[Fix, tuple[str, str]] = {
         "trained again, experts/003 goes on from step 50",
         "`ddm work runs/a --island NAME` on any island goes on from step 50",
     ),
+    Make("runs/a", "rows", first=True): ("first make rows", "begin with: ddm prepare runs/a"),
+    Make("runs/a", "experts/000", with_others=True): (
+        "make experts/000 and the other models",
+        "make it with: ddm train runs/a all",
+    ),
     Make("my run #1", "experts/003", "my run #1/experts/003"): (
         "delete my run #1/experts/003 and make experts/003 again",
         "delete 'my run #1/experts/003', then: ddm train 'my run #1' expert 3",

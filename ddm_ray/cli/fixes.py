@@ -15,7 +15,9 @@ def phrase(fix: Fix) -> str:
     """A remedy as the command or option that carries it out."""
     match fix:
         case Make(run, artifact, delete):
-            return (f"delete {shell_line(delete)}, then: " if delete else "make it with: ") + command(run, artifact)
+            begins = f"delete {shell_line(delete)}, then" if delete else "begin with" if fix.first else "make it with"
+            made_by = ddm_line("train", run, "all") if fix.with_others else command(run, artifact)
+            return f"{begins}: {made_by}"
         case Resume(run, artifact):
             if fix.on_island:
                 return f"`{ddm_line('work', run, '--island', 'NAME')}` on any island {fix.effect}"

@@ -3,8 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import click
@@ -78,24 +76,22 @@ def train(
     from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
+    if model == ALL and index is not None:
+        raise ConfigError("train all: takes no INDEX")
+    if extras and model != ALL:
+        raise ConfigError(f"--{extras[0]} is for all: train {model} trains that alone; leave it out")
+    site = load_island(islands, island)
+    site = site.model_copy(update={"train": placed(site.train, gpu)})
     if model == ALL:
-        if index is not None:
-            raise ConfigError("train all: takes no INDEX")
-        site = load_island(islands, island)
-        site = site.model_copy(update={"train": placed(site.train, gpu)})
         _train_all(run_url, run, wanted_of(run.config, extras), site, address, asked=bool(gpu))
         return
-    if extras:
-        raise ConfigError(f"--{extras[0]} is for all: train {model} trains that alone; leave it out")
     artifact = trained("train", model, index, len(run.experts))
-    _train_one(run, artifact, partial(load_island, islands, island), island, gpu, address)
+    _train_one(run, artifact, site, address, asked=bool(gpu))
     if not islands and (following := next_of(run, run_url)):
         say(f"next: {following}")
 
 
-def _train_one(
-    run: Any, artifact: Artifact, load: Callable[[], Any], island: str | None, gpu: bool | None, address: str | None
-) -> None:
+def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, asked: bool) -> None:
     """Train one artifact, unless it is finished, with a live view, and print the result."""
     from ddm_ray.jobs.launches import Launch, noted
     from ddm_ray.jobs.stops import StopRequests
@@ -103,17 +99,15 @@ def _train_one(
     from ddm_ray.watch.live_view import LiveView
 
     if not run.finished(artifact):
+        StopRequests(run.store, artifact, None).require_none()
+        # What is refused here isn't a launch that failed.
+        for input_artifact in run.inputs(artifact):
+            run.require(input_artifact)
         with LiveView(run.url, [artifact], phrase=by("this command")) as view:
             view.show(artifact, 0.0, "starting")
-            StopRequests(run.store, artifact, None).require_none()
-            # This comes first, so that other machines see why a job ended here.
-            with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
-                site = load()
-                site = site.model_copy(update={"train": placed(site.train, gpu)})
-                for input_artifact in run.inputs(artifact):
-                    run.require(input_artifact)
-                launch = replace(launch, island=site.name)
-                _train(run, [artifact], site, address, view.jobs, _starting(view), bool(gpu), launch)
+            # Noted first, so that other machines see why a launch ended here.
+            with noted(run.store, Launch(artifact, island=site.name, job=submitted_job() or "")) as launch:
+                _train(run, [artifact], site, address, view.jobs, _starting(view), asked, launch)
             view.stage(artifact, 1.0)
     _tell(run, [artifact])
     say_extensions(run)

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.cli import train as verb
+from ddm_ray.config import load_recipe
 from ddm_ray.errors import TrainingError
 from ddm_ray.jobs.attempts import Attempt, claim
 from ddm_ray.jobs.status import Status, survey
@@ -77,6 +78,21 @@ def test_all_models(run: Run) -> None:
     assert lines[3:] == [f"its samples: {picture(run, 'experts/001')}", f"next: ddm sample {run.url}"]
     for artifact in ("experts/001", "router"):
         assert any(line.startswith(f"{artifact:<12} 100%  done") for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "has no finished partition/shards/cluster=001 yet; begin with: ddm prepare"),
+        (("--islands", "none.yaml"), "none.yaml: No such file"),
+        (("--island", "north"), "island north: in which file"),
+    ],
+)
+def test_a_refused_training_has_not_failed(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny"))
+    done = CliRunner().invoke(main, ["train", run.url, "expert", "1", *options])
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1 and said in done.stderr
+    assert {status.state for status in survey(run)} == {"waiting"} and not run.store.sizes("experts")
 
 
 def test_a_failure_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
