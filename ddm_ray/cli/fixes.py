@@ -44,7 +44,7 @@ def next_of(run: "Run", run_url: str) -> str:
     """The next command after a model is trained; empty if owners or islands decide that themselves.
 
     It trains the first expert or router that hasn't begun. If all have begun, it shows their status; if all are
-    finished, it samples. `run_url` is the run's name on the command line.
+    finished, it samples, or first accepts them. `run_url` is the run's name on the command line.
     """
     from ddm_ray.jobs.job_files import list_jobs
 
@@ -54,7 +54,8 @@ def next_of(run: "Run", run_url: str) -> str:
         return ""  # owners, and islands with folders of their own, decide themselves
     left = [each for each in models if not files[each].committed]
     if not left:
-        return ddm_line("sample", run_url)
+        accepted = all(run.finished(each, accepted=True) for each in models)
+        return ddm_line("sample", run_url) if accepted else ddm_line("accept", run_url, "--all")
     idle = [each for each in left if not (files[each].attempts or files[each].last_launch or files[each].stopped)]
     return command(run_url, idle[0]) if idle else ddm_line("status", run_url)
 

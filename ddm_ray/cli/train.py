@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -109,7 +110,7 @@ def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, ask
             with noted(run.store, Launch(artifact, island=site.name, job=submitted_job() or "")) as launch:
                 _train(run, [artifact], site, address, view.jobs, _starting(view), asked, launch)
             view.stage(artifact, 1.0)
-    _tell(run, [artifact])
+    _tell(run, [artifact], accepting=True)
     say_extensions(run)
 
 
@@ -122,8 +123,11 @@ def _starting(view: Any) -> Callable[[Artifact], None]:
     return starting
 
 
-def _tell(run: Any, artifacts: list[Artifact], before: str = "") -> None:
-    """Print how each of these trainings has ended, and where pictures of what the models sample lie."""
+def _tell(run: Any, artifacts: list[Artifact], before: str = "", accepting: bool = False) -> None:
+    """Print how each of these trainings has ended, and where pictures of what the models sample lie.
+
+    `accepting`: also the command that accepts each one, if a person has to do that.
+    """
     from ddm_ray.jobs.describe import describe
     from ddm_ray.jobs.job_files import list_jobs
     from ddm_ray.jobs.status import status
@@ -131,7 +135,8 @@ def _tell(run: Any, artifacts: list[Artifact], before: str = "") -> None:
     files = list_jobs(run.store, artifacts)
     statuses = [status(run, artifact, files[artifact]) for artifact in artifacts]
     for each in statuses:
-        say(f"{each.artifact}: {before}{describe(each, phrase)}")
+        shown = each if accepting else replace(each, unaccepted=False)
+        say(f"{each.artifact}: {before}{describe(shown, phrase)}")
     if pictures := [f"{run.url}/{each.artifact}/{each.picture[1]}" for each in statuses if each.picture]:
         say(f"pictures of what they sample: {some(pictures, 1)}" if pictures[1:] else f"its samples: {pictures[0]}")
 
@@ -139,14 +144,22 @@ def _tell(run: Any, artifacts: list[Artifact], before: str = "") -> None:
 def _train_all(
     run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
-    """Train the unfinished ones of these artifacts with one live view, and print the result of each."""
-    from ddm_ray.watch.live_view import LiveView
-
+    """Train the unfinished ones of these artifacts, and print the result of each, and one next command."""
     left = [artifact for artifact in artifacts if not run.finished(artifact)]
     _tell(run, [artifact for artifact in artifacts if artifact not in left], "finished already, ")
     _require_some(run, left)
-    if not left:
-        return
+    if left:
+        _train_several(run, left, artifacts, site, address, asked)
+    if following := next_of(run, run_url):
+        say(f"next: {following}")
+
+
+def _train_several(
+    run: Any, left: list[Artifact], artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
+) -> None:
+    """Train the artifacts that are `left` of all, with one live view, and print the results in the order of all."""
+    from ddm_ray.watch.live_view import LiveView
+
     # The longest job first, so that it doesn't run alone in the end. A student has to wait for others.
     left.sort(key=lambda artifact: artifact.kind != "monolith")
     rows: list[str] = [each for each in artifacts if each in left]
@@ -155,8 +168,6 @@ def _train_all(
         for artifact in left:
             view.stage(artifact, 1.0)
     _tell(run, [artifact for artifact in artifacts if artifact in left])
-    if following := next_of(run, run_url):
-        say(f"next: {following}")
 
 
 @contextmanager

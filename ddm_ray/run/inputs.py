@@ -39,8 +39,8 @@ def first_missing(config: RunConfig, artifact: Artifact, lacks: Callable[[Artifa
 
 def several_missing(config: RunConfig, artifact: Artifact, lacks: Callable[[Artifact], bool]) -> bool:
     """True if an artifact is a model of the mixture, one place trains all of these, and several are missing."""
-    wanted = () if config.partition.given else wanted_of(config)
-    return artifact in wanted and sum(map(lacks, wanted)) > 1
+    models = () if config.partition.given else wanted_of(config)
+    return artifact in models and sum(map(lacks, models)) > 1
 
 
 def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:

@@ -54,7 +54,8 @@ def test_an_unfinished_run_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match=r"has no partition yet; first make rows$"):
         build_app(ServeArgs(run=run.url))
     run = make_data(str(tmp_path / "data"), num_rows=40)
-    with pytest.raises(ServeError, match=r"no expert of .*/data has published weights yet; make experts/000 and the other models$"):
+    missing = r"no expert of .*/data has published weights yet; make experts/000 and the other models$"
+    with pytest.raises(ServeError, match=missing):
         build_app(ServeArgs(run=run.url))
 
 
