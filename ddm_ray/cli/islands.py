@@ -5,7 +5,6 @@ import click
 from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say, waiting
 from ddm_ray.cli.fixes import ddm_line, words
 from ddm_ray.errors import ConfigError
-from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact, trained_of
 from ddm_ray.run.run import Run
 
@@ -123,5 +122,5 @@ def _trained(run: Run, model: str, index: int | None) -> Artifact:
     known = {" ".join(words(artifact)): artifact for artifact in trained_of(run.config)}
     name = model if index is None else f"{model} {index}"
     if name not in known:
-        raise ConfigError(f"{name}: {run.url} trains no such model", Give("model", f"choose of {', '.join(known)}"))
+        raise ConfigError(f"{name}: {run.url} trains no such model", f"choose of {', '.join(known)}")
     return known[name]
