@@ -137,7 +137,9 @@ def test_what_storage_refuses() -> None:
             raise PermissionError(errno.EACCES, "whatever", "/a/b")
     with pytest.raises(DataError, match=r"^/a: No such file or directory$"), as_storage_error("/a", missing=DataError):
         raise FileNotFoundError(errno.ENOENT, "whatever", "/a")
-    for number, passes in {errno.EIO: True, errno.ENOSPC: False, errno.EFBIG: False, errno.EACCES: False}.items():
+    passing = dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE), True)
+    lasting = (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV)
+    for number, passes in {**passing, **dict.fromkeys(lasting, False)}.items():
         for refused in (OSError(number, "whatever"), OSError(f"Unable to write to /a: x (os error {number})")):
             with pytest.raises(StorageError) as caught, as_storage_error("/a"):
                 raise refused

@@ -137,10 +137,7 @@ def sample(
     if num and per_class:
         raise ConfigError("--num is the number of images in all, --per-class that of each class: use one")
     if out_dir is not None:
-        try:
-            Path(out_dir).mkdir(exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out-dir {out_dir}: {error.strerror}; name a folder in one that exists") from None
+        _require_folder(out_dir)
     if trace is not None and out is not None and Path(trace).resolve() == Path(out).resolve():
         raise ConfigError(f"--trace and --out are both {out}: name two files")
     from torch import Tensor
@@ -185,12 +182,24 @@ def sample(
         if not no_show:
             _show(picture)
     if out_dir is not None:
+        Path(out_dir).mkdir(exist_ok=True)
         for number, picture in enumerate(to_pil(output.images)):
             write(picture, Path(out_dir, file_name(names[row_of[number]], seeds[number], f".{ending}")))
         say(f"{out_dir}: {which}, a file each")
     if trace is not None:
         output.plot_routing(trace)
         say(f"{trace}: which expert painted them, step by step")
+
+
+def _require_folder(out_dir: str) -> None:
+    """Raise ConfigError unless a folder can be made there. It is made once there are images, and stays after that."""
+    new = not Path(out_dir).is_dir()
+    try:
+        Path(out_dir).mkdir(exist_ok=True)
+        if new:
+            Path(out_dir).rmdir()
+    except OSError as error:
+        raise ConfigError(f"--out-dir {out_dir}: {error.strerror}; name a folder in one that exists") from None
 
 
 def _counts(num_rows: int, num: int | None, per_class: int | None) -> list[int]:

@@ -12,9 +12,13 @@ from ddm_ray.spelling import printable
 
 # Metadata services of clouds. A client without a key asks them for one.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
-# Errors that only a person can mend. obstore's errors have the number only in their text.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LASTING = (*_FULL, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+# Errors that may be gone a moment later: of a device, of a network, or of a busy machine. All others need a person.
+_OF_A_MOMENT = re.compile(
+    "EIO|ESTALE|ENOENT|EREMOTEIO|EAGAIN|EINTR|EBUSY|ENOLCK|ETXTBSY|EMFILE|ENFILE|ENOMEM|ENOBUFS|EPIPE|ETIMEDOUT"
+    "|ENET(DOWN|UNREACH|RESET)|ECONN(ABORTED|RESET|REFUSED)|ENOTCONN|ESHUTDOWN|EHOST(DOWN|UNREACH)"
+)
+# obstore's errors have the number only in their text.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
@@ -40,8 +44,10 @@ def as_storage_error(
 
 
 def may_pass(error: BaseException) -> bool:
-    """False for a refusal that a person must mend: no space or no permission on a local disk, or no key."""
-    return _number(error) not in _LASTING and not _KEY_SERVICE.search(str(error))
+    """False for a refusal that a person must mend: no space, no permission, what a disk can't do at all, or no key."""
+    number = _number(error)
+    lasts = number is not None and not _OF_A_MOMENT.fullmatch(errno.errorcode.get(number, ""))
+    return not lasts and not _KEY_SERVICE.search(str(error))
 
 
 def _number(error: BaseException) -> int | None:

@@ -93,6 +93,11 @@ def test_num_is_the_number_of_images_and_a_class_has_a_name_or_a_number(
     assert both.exit_code == 1 and "--num is the number of images in all" in both.stderr
 
 
+def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["sample", str(tmp_path / "none"), "--out-dir", str(tmp_path / "out")])
+    assert done.exit_code == 1 and not list(tmp_path.iterdir())
+
+
 def test_a_folder_in_none_is_refused(painted: Run, tmp_path: Path) -> None:
     words = ["sample", painted.url, "--out-dir", str(tmp_path / "no/where")]
     done = CliRunner().invoke(main, words)

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from ddm_ray.data.loading.verified import Stamp, VerifiedFile, stamp_of
 from ddm_ray.data.scratch import OTHER_CACHE, close_to_others, own_folder
-from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.errors import CorruptArtifact
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.manifest import FileRecord, Manifest
 from ddm_ray.run.run import Run
@@ -81,8 +81,9 @@ def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFi
         file.verify_once(_notes())
     except FileNotFoundError:
         raise _gone(run, manifest, name) from None
-    except OSError as error:
-        raise StorageError(f"{run.url}/{manifest.artifact}/{name}: {error.strerror}") from None
+    except OSError:
+        with as_storage_error(f"{run.url}/{manifest.artifact}/{name}"):
+            raise
     return file
 
 
