@@ -28,7 +28,7 @@ MAX_LINES = {
     "run": 1870,
     "sampling": 4650,
     "serve": 5060,
-    "store": 980,
+    "store": 1000,
     "top": 1760,
     "train": 5310,
     "watch": 600,

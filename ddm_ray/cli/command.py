@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
@@ -64,11 +63,13 @@ def _again(error: Exception, code: int) -> str:
 
 
 def _text(error: DDMError | OSError | ModuleNotFoundError) -> str:
+    from ddm_ray.store.refusals import without_a_name
+
     match error:
         case DDMError():
             return error.text(phrase)
         case OSError():
-            return f"{error.filename or 'storage'}: {error.strerror or error}"
+            return f"{error.filename}: {error.strerror or error}" if error.filename else without_a_name(error)
     return f"this needs {error.name}; install it with: pip install 'ddm-ray[all]'"
 
 
@@ -221,9 +222,10 @@ def spill_folder(address: str | None, scratch: str | None) -> str | None:
     cluster.
     """
     from ddm_ray.ray_session import ray_address
+    from ddm_ray.store.refusals import temporary_folder
 
     if ray_address(address) == "local":
-        return scratch or tempfile.gettempdir()
+        return scratch or temporary_folder()
     if scratch:
         raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
     return None

@@ -3,15 +3,21 @@
 import errno
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from ddm_ray.errors import DDMError, StorageError
 from ddm_ray.remedies import Fix
-from ddm_ray.spelling import printable
+from ddm_ray.spelling import one_line, printable
 
 # Metadata services of clouds. A client without a key asks them for one.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
+ELSEWHERE = "make room there, or name another folder by TMPDIR"
+"""Remedy for a temporary folder that is full."""
+FULL_BYTES = 2**20
+"""A disk with less room is taken for the full one."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Errors that may be gone a moment later: of a device, of a network, or of a busy machine. All others need a person.
 _OF_A_MOMENT = re.compile(
@@ -41,6 +47,28 @@ def as_storage_error(
         refused = kind(f"{where}: {refusal(error, where)}", fix or room)
         refused.passes &= may_pass(error)
         raise refused from None
+
+
+def temporary_folder() -> str:
+    """The system's temporary folder, or that of TMPDIR. Raises StorageError if nothing can be written to any."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise StorageError(one_line(error.strerror or error), ELSEWHERE, passes=False) from None
+
+
+def as_temporary_error(folder: str | None = None) -> AbstractContextManager[None]:
+    """Turn local disk errors in a temporary folder, by default the system's, into a StorageError of one line."""
+    return as_storage_error(folder or temporary_folder(), ELSEWHERE)
+
+
+def without_a_name(error: OSError) -> str:
+    """One line for a system's error that doesn't say of which file: for a full disk it names the folder, if it can."""
+    if error.errno not in _FULL:
+        return f"storage: {refusal(error)}"
+    likely = [temporary_folder(), os.getcwd()]
+    full = [folder for folder in likely if shutil.disk_usage(folder).free < FULL_BYTES]
+    return f"{' or '.join(full or likely)}: {refusal(error)}; {ELSEWHERE}"
 
 
 def may_pass(error: BaseException) -> bool:
