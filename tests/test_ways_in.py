@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,31 @@ def test_a_printed_command_can_be_pasted(photos: Path, name: str) -> None:
 def test_no_command_with_a_name_is_printed_without_quotes() -> None:
     by_hand = re.compile(r"\bddm [a-z -]*\{")
     assert {name for name, file in modules().items() if by_hand.search(file.read_text())} == set()
+
+
+MISTAKEN = """
+import sys
+from click.testing import CliRunner
+from ddm_ray.cli import main
+for line in sys.argv[1:]:
+    done = CliRunner().invoke(main, line.split())
+    assert done.exit_code == 1 and done.stderr.count("error: ") == 1, (line, done.output)
+    heavy = {"torch", "ray", "deepspeed"} & sys.modules.keys()
+    assert not heavy, (line, heavy)
+"""
+
+
+def test_a_mistake_is_refused_before_pytorch_is_imported(tmp_path: Path) -> None:
+    verbs = {
+        name: command for name, command in cli.main.commands.items() if any(p.name == "run_url" for p in command.params)
+    }
+    rest = {"train": "all", "export": "x", "work": "--island x", "copy": "x", "extend": "expert.train.steps=2"}
+    rest |= {"launch": "--islands x", "accept": "--all"}
+    lines = [f"{verb} {tmp_path}/none {rest.get(verb, '')}" for verb in verbs if verb not in ("init", "demo")]
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny"))
+    lines += [f"sample {run.url} --strategy bogus", f"sample {run.url} --steps 0", "demo --recipe none"]
+    done = subprocess.run([sys.executable, "-c", MISTAKEN, *lines], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_command_that_trains_does_not_tell_its_user_to_run_it() -> None:

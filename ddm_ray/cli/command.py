@@ -91,7 +91,29 @@ class RunUrl(click.ParamType):
         return value
 
 
-RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
+NEW_RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
+
+
+def _with_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument RUN. A folder that is none is refused before the command imports PyTorch, which takes seconds.
+
+    A pipeline's folder, which some commands take too, passes.
+    """
+
+    @wraps(command)
+    def opened(run_url: str, **options: Any) -> None:
+        from ddm_ray.run.run import RUN_FILE, Run
+        from ddm_ray.store.store import is_local
+
+        # Storage elsewhere is asked once, by the command.
+        if is_local(run_url) and not any(Path(run_url, name).exists() for name in (RUN_FILE, "model_index.json")):
+            Run.open(run_url)
+        command(run_url=run_url, **options)
+
+    return NEW_RUN(opened)
+
+
+RUN = _with_run
 
 
 class OneOf(click.Choice[str]):

@@ -34,6 +34,9 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
       ddm demo --recipe shapes        here the mixture beats the monolith (extra lite0)
       ddm demo --run runs/mine --set partition.num_clusters=8
     """
+    from ddm_ray.config import load_recipe
+
+    load_recipe(recipe, settings)  # refuses a mistake before PyTorch is imported, which takes seconds
     from ddm_ray import demo as demonstration
 
     folder = run_url or f"runs/{Path(recipe).stem}"

@@ -140,6 +140,7 @@ def sample(
         _require_folder(out_dir)
     if trace is not None and out is not None and Path(trace).resolve() == Path(out).resolve():
         raise ConfigError(f"--trace and --out are both {out}: name two files")
+    require_settings(settings)
     from torch import Tensor
 
     from ddm_ray.pictures.fonts import font_for
@@ -189,6 +190,18 @@ def sample(
     if trace is not None:
         output.plot_routing(trace)
         say(f"{trace}: which expert painted them, step by step")
+
+
+def require_settings(settings: dict[str, Any]) -> None:
+    """Raise ConfigError for settings that can't be, before anything is loaded."""
+    from pydantic import ValidationError
+
+    from ddm_ray.config import SamplingSettings, invalid_fields
+
+    try:
+        SamplingSettings().changed(**{name: value for name, value in settings.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError(invalid_fields(error, SamplingSettings)) from None
 
 
 def _require_folder(out_dir: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, waiting, warn
+from ddm_ray.cli.command import NEW_RUN, RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, waiting, warn
 from ddm_ray.cli.fixes import ddm_line, phrase
 from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
@@ -19,7 +19,7 @@ PIPE_COLUMNS = 80
 
 
 @main.command(cls=SourcesCommand)
-@RUN
+@NEW_RUN
 @click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
 @click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
 @click.option(

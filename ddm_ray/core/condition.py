@@ -68,9 +68,7 @@ class TextIds:
         assert self.mask_BL.shape == self.ids_BL.shape
 
     def __repr__(self) -> str:
-        rows, tokens, dim = self.tokens_BLE.shape
-        pooled = "" if self.pooled_BP is None else f", pooled to {self.pooled_BP.shape[1]}"
-        return f"Text({rows} texts of {tokens} tokens of {dim}{pooled}, {self.tokens_BLE.dtype})"
+        return f"TextIds({len(self.ids_BL)} texts of {self.ids_BL.shape[1]} tokens)"
 
     def __len__(self) -> int:
         return len(self.ids_BL)

@@ -46,9 +46,9 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], replace: bool = True) 
         unfinished.unlink(missing_ok=True)
         return False
     except BaseException:
-        for file in left:
+        for each in left:
             with suppress(OSError):
-                file.unlink()
+                each.unlink()
         _remove_empty(path.parent, folders)
         raise
     return True
