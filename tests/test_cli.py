@@ -140,11 +140,11 @@ def test_images_of_all_kinds_of_models(begun: Path, tmp_path: Path, command: str
 
 
 def test_a_trace_without_matplotlib_is_refused_before_anything_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     rest = ["-o", f"{tmp_path}/x.png", "--trace", f"{tmp_path}/y.png"]
-    done = CliRunner().invoke(cli.main, ["sample", f"{tmp_path}/nothing", *rest])
+    done = CliRunner().invoke(cli.main, ["sample", f"{begun}/whole", *rest])
     assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
     assert "error: plots need matplotlib" in done.stderr
 
