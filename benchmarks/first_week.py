@@ -52,7 +52,7 @@ STAGES = {
     "prepare": ("prepare", "{run}"),
     "partition": ("partition", "{run}"),
     "train": ("train", "{run}", "all"),
-    "sample": ("sample", "{run}", "--num", "4", "-o", "{run}.png"),
+    "sample": ("sample", "{run}", "--per-class", "4", "-o", "{run}.png"),
     "evaluate": ("evaluate", "{run}"),
     "export": ("export", "{run}", "{run}-exported", "--overwrite"),
 }

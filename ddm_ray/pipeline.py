@@ -239,6 +239,7 @@ class DDMPipeline:
             latents=latents,
             clusters=clusters,
             settings={name: value for name, value in settings.items() if value is not None},
+            known=arguments.names_of(self.__call__),
         )
         steps, num_images = call.settings.steps, len(call.seeds)
         self._interrupt, self._num_timesteps = False, steps

@@ -11,9 +11,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, NO_WATCHE
 from ddm_ray.remedies import Give
 from ddm_ray.spelling import one_line
 from ddm_ray.store.disk import locked
+from ddm_ray.store.refusals import as_temporary_error, temporary_folder
 
 PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log"
 STDERR = 2
 AGAIN_SECONDS = (2.0, 10.0, 10.0, 10.0)
 """Pauses between tries to start a private Ray. Some of its parts get 30 s to start; a busy machine may need more."""
+MAX_FOLDER_BYTES = 20
+"""Longest path of a temporary folder for a private Ray: its sockets lie 85 bytes deeper, and 107 are allowed."""
 KEPT_LOGS = 5
 """Number of private Rays of which the logs are kept."""
 _logs = threading.Event()  # set if the logs are to be kept
@@ -157,13 +161,22 @@ def private_folder(cores: float = 0.0) -> Iterator[str]:
             if (lock.parent / "ray/session_latest/logs").is_dir():
                 _copy_logs(lock.parent, " of a command that ended abruptly")
             shutil.rmtree(lock.parent, ignore_errors=True)
-    # The path must be short, since it is part of the paths of sockets.
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir="/tmp", ignore_cleanup_errors=True) as folder:
-        Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")
-        held = Path(folder, "held")
-        with locked(held, fcntl.LOCK_EX):
+    place = _place()
+    with ExitStack() as stack:
+        with as_temporary_error(place):
+            made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place, ignore_cleanup_errors=True)
+            folder = stack.enter_context(made)
+            Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")
+            held = Path(folder, "held")
+            stack.enter_context(locked(held, fcntl.LOCK_EX))
             held.rename(held.with_name(LOCK))  # other commands see the lock only once it is held
-            yield folder
+        yield folder
+
+
+def _place() -> str:
+    """The folder below which private folders lie: TMPDIR's, unless sockets below it would have too long a path."""
+    folder = temporary_folder()
+    return folder if len(os.fsencode(folder)) <= MAX_FOLDER_BYTES else "/tmp"
 
 
 def busy_cores() -> float:
@@ -183,7 +196,7 @@ def busy_cores() -> float:
 def _locks() -> list[Path]:
     """The locks of this user's private folders. Each is held while its command lives."""
     locks = []
-    for lock in Path("/tmp").glob(f"{PREFIX}*/{LOCK}"):
+    for lock in chain.from_iterable(Path(place).glob(f"{PREFIX}*/{LOCK}") for place in {"/tmp", _place()}):
         with suppress(OSError):
             if {lock.lstat().st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}:
                 locks.append(lock)

@@ -8,13 +8,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Make:
-    """Make an artifact of the run at a URL; first delete the file or folder that is in the way, if there is one."""
+    """Make an artifact of the run at a URL; first delete the file or folder that is in the way, if there is one.
+
+    `first`: it isn't the artifact that is missing, but the first of those that this one needs. `with_others`: other
+    models are missing, too, so that one command should train all.
+    """
 
     run: str
     artifact: str
     delete: str = ""
+    first: bool = False
+    with_others: bool = False
 
     def __str__(self) -> str:
+        if self.first or self.with_others:
+            others = " and the other models" if self.with_others else ""
+            return f"{'first ' if self.first else ''}make {self.artifact}{others}"
         return f"delete {self.delete} and make {self.artifact} again" if self.delete else f"make {self.artifact}"
 
 

@@ -1,5 +1,7 @@
-"""Text for people: untrusted text made printable, shortened lists, sizes, durations, and guesses at mistyped words."""
+"""Text for people: untrusted text made printable, lines for a shell, lists, sizes, and guesses at mistyped words."""
 
+import os
+import shlex
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from itertools import islice
@@ -46,6 +48,23 @@ def escape_unprintable(text: str) -> str:
     if text.isprintable():  # as a report's megabytes of pictures are
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def shell_line(*words: str) -> str:
+    """A command as a line that a person can paste into a shell: each word that needs it is quoted."""
+    return " ".join(map(_shell_word, words))
+
+
+def _shell_word(word: str) -> str:
+    if word.isprintable() and "; " not in word:  # a semicolon would end a part of a message
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(letter: str) -> str:
+    """A letter within `$'...'`: its bytes as codes if the shell, a terminal or our messages would read it otherwise."""
+    plain = letter.isprintable() and letter not in "\\';"
+    return letter if plain else "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
 
 
 def amount(value: float, unit: str = "B") -> str:

@@ -63,14 +63,14 @@ MISTAKES = {
     "prepare {d}/nothing": "is not a run: it has no run.json; begin one with: ddm init",
     "partition {d}/empty": "has no finished rows yet; make it with: ddm prepare",
     "partition {d}/empty --address h:1 --scratch {d}": "--scratch is for a private Ray: each machine of a cluster has",
-    "train {d}/empty expert 0": "has no finished partition/shards/cluster=000 yet; make it with: ddm partition",
+    "train {d}/empty expert 0": "has no finished partition/shards/cluster=000 yet; begin with: ddm prepare",
     "train {d}/data expert 9": "this run has experts 0 to 1",
     "train {d}/data expert": "train expert: which one? e.g. expert 0",
     "train {d}/data router 1": "train router: takes no INDEX",
     "train {d}/data router --islands {d}/bad.yaml": "islands.a.zero_stag: unknown key; did you mean zero_stage?",
     "replay {d}/data": "its router is trained on rows (router.replay is 0, not a number of images); begin a run with",
     "replay {d}/data --cluster 2": "--cluster 2: this run has clusters 0 to 1",
-    "sample {d}/data": "has no finished experts/000 yet; make it with: ddm train",
+    "sample {d}/data": "has no finished experts/000 yet; make it with: ddm train {d}/data all",
     "sample {d}/broken -o {d}/x.png": "experts/001/attempts/0001/weights/step-000000300/ema.safetensors: ",
     "sample {d}/whole --strategy best -o {d}/x.png": "best",
     "sample {d}/whole -o {d}/nowhere/x.png": "name a .png or .jpg or .jpeg or .webp file in a folder that exists",
@@ -140,11 +140,11 @@ def test_images_of_all_kinds_of_models(begun: Path, tmp_path: Path, command: str
 
 
 def test_a_trace_without_matplotlib_is_refused_before_anything_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     rest = ["-o", f"{tmp_path}/x.png", "--trace", f"{tmp_path}/y.png"]
-    done = CliRunner().invoke(cli.main, ["sample", f"{tmp_path}/nothing", *rest])
+    done = CliRunner().invoke(cli.main, ["sample", f"{begun}/whole", *rest])
     assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
     assert "error: plots need matplotlib" in done.stderr
 

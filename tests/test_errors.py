@@ -12,7 +12,7 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import option, phrase
 from ddm_ray.errors import CorruptArtifact, DataError, DDMError, StorageError, TrainingError
 from ddm_ray.exit_codes import exit_code
-from ddm_ray.remedies import Begin, Fix, Give, Make, Resume
+from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Resume
 from ddm_ray.spelling import one_line
 from ddm_ray.store.refusals import as_storage_error, refusal
 
@@ -44,8 +44,23 @@ FIXES: dict[Fix, tuple[str, str]] = {
     ),
     Resume("runs/a", "experts/003", 50, on_island=True): (
         "trained again, experts/003 goes on from step 50",
-        "`ddm work runs/a` on any island goes on from step 50",
+        "`ddm work runs/a --island NAME` on any island goes on from step 50",
     ),
+    Make("runs/a", "rows", first=True): ("first make rows", "begin with: ddm prepare runs/a"),
+    Make("runs/a", "experts/000", with_others=True): (
+        "make experts/000 and the other models",
+        "make it with: ddm train runs/a all",
+    ),
+    Make("my run #1", "experts/003", "my run #1/experts/003"): (
+        "delete my run #1/experts/003 and make experts/003 again",
+        "delete 'my run #1/experts/003', then: ddm train 'my run #1' expert 3",
+    ),
+    Allow("my run #1", "router"): (
+        "take back the request that router stops",
+        "take that back with: ddm islands resume 'my run #1' router",
+    ),
+    Accept("$HOME", "experts/000"): ("accept experts/000", "accept it with: ddm accept '$HOME' expert 0"),
+    Begin("my run #1"): ("begin a run there", "begin one with: ddm init 'my run #1' --recipe NAME"),
     Begin("runs/a"): ("begin a run there", "begin one with: ddm init runs/a --recipe NAME"),
     Begin(field="data.channels", value="4"): (
         "begin a run with data.channels=4",
@@ -122,7 +137,9 @@ def test_what_storage_refuses() -> None:
             raise PermissionError(errno.EACCES, "whatever", "/a/b")
     with pytest.raises(DataError, match=r"^/a: No such file or directory$"), as_storage_error("/a", missing=DataError):
         raise FileNotFoundError(errno.ENOENT, "whatever", "/a")
-    for number, passes in {errno.EIO: True, errno.ENOSPC: False, errno.EFBIG: False, errno.EACCES: False}.items():
+    passing = dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE), True)
+    lasting = (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV)
+    for number, passes in {**passing, **dict.fromkeys(lasting, False)}.items():
         for refused in (OSError(number, "whatever"), OSError(f"Unable to write to /a: x (os error {number})")):
             with pytest.raises(StorageError) as caught, as_storage_error("/a"):
                 raise refused

@@ -1,13 +1,17 @@
 """What a DDMPipeline may be asked for, and how it refuses what it can't do: on a run of untrained models."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.errors import SamplingError
 from ddm_ray.pipeline import DDMPipeline
+from ddm_ray.sampling.output import OutputType
 from tests.random_run import make_run
 from tests.test_sampling_settings import VALUES
 
@@ -38,6 +42,35 @@ def test_many_images_of_a_prompt_count_their_seeds_on(pipeline: DDMPipeline) -> 
     assert output.seeds == (5, 6, 7, 8)
     assert output.prompts == ("3", "3", "8", "8")
     assert torch.equal(output.images, pixels(pipeline, ["3", "3", "8", "8"], seeds=5))
+
+
+@pytest.mark.parametrize("output_type", ["pil", "pt", "np"])
+def test_what_is_saved_can_be_seen_and_what_is_printed_is_short(
+    pipeline: DDMPipeline, tmp_path: Path, output_type: OutputType
+) -> None:
+    output = pipeline(["3", "3", ""], seeds=5, num_inference_steps=2, output_type=output_type)
+    assert repr(output) == "DDMOutput(3 images of seeds 5, 6, 7, sampled by 2 experts in 2 steps)"
+    output.save(tmp_path / "all.webp")
+    with Image.open(tmp_path / "all.webp") as picture:
+        assert picture.width > 2 * 48 and picture.height > 2 * 48
+        assert len(picture.convert("L").getcolors() or ()) > 20
+    with pytest.raises(SamplingError, match=r"all\.txt: name a \.png or "):
+        output.save(tmp_path / "all.txt")
+    printed = (pipeline, pipeline.models, pipeline.components, pipeline.models.info, TEXT)
+    assert [len(repr(each).splitlines()) for each in printed] == [1] * 5
+    assert max(len(repr(each)) for each in printed) < 800
+
+
+def test_latents_are_not_saved_as_a_picture(pipeline: DDMPipeline, tmp_path: Path) -> None:
+    with pytest.raises(SamplingError, match="latents are no pictures"):
+        pipeline("3", seeds=1, num_inference_steps=1, output_type="latent").save(tmp_path / "x.png")
+
+
+def test_an_unknown_argument_lists_the_known_ones(pipeline: DDMPipeline) -> None:
+    with pytest.raises(SamplingError) as refused:
+        pipeline("3", height=256)
+    known = str(refused.value).removeprefix("height: unknown key; known are ").split(", ")
+    assert {"prompt", "class_labels", "seeds", "num_inference_steps", "strategy", "guidance_scale"} < {*known}
 
 
 def test_seeds_and_counts_may_be_numpys_and_torchs(pipeline: DDMPipeline) -> None:

@@ -16,7 +16,7 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3470,
+    "cli": 3520,
     "config": 1480,
     "core": 1880,
     "data": 8480,
@@ -28,7 +28,7 @@ MAX_LINES = {
     "run": 1870,
     "sampling": 4650,
     "serve": 5060,
-    "store": 980,
+    "store": 1000,
     "top": 1760,
     "train": 5310,
     "watch": 600,

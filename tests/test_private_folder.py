@@ -1,6 +1,8 @@
 """The folder of a private Ray goes with its command, or, if that was killed, with the next one."""
 
+import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from ddm_ray import ray_session
+from ddm_ray.errors import StorageError
 from ddm_ray.ray_session import LOCK, PREFIX, busy_cores, private_folder
+from ddm_ray.store.refusals import temporary_folder, without_a_name
 
 pytestmark = pytest.mark.contract
 
@@ -41,6 +45,35 @@ def test_what_a_killed_command_left_goes_and_what_is_held_stays() -> None:
             assert unlocked.is_dir(), "an older version's, which may be in use"
         shutil.rmtree(unlocked)
     assert not Path(held).exists() and not Path(other).exists()
+
+
+def test_it_lies_where_tmpdir_says_unless_paths_of_sockets_get_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as short:
+        for place, used in ((short, short), (f"{short}/{'x' * 20}", "/tmp")):
+            Path(place).mkdir(exist_ok=True)
+            monkeypatch.setattr(tempfile, "tempdir", place)
+            with private_folder(2.5) as folder:
+                assert str(Path(folder).parent) == used
+                assert Path(folder, LOCK) in ray_session._locks(), "others see it"
+
+
+def test_a_full_temporary_folder_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        with open("/dev/full", "w") as device:
+            device.write("x")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(Path, "write_text", full)
+    way_out = "No space left on device; make room there, or name another folder by TMPDIR$"
+    with pytest.raises(StorageError, match=way_out) as refused, private_folder():
+        pass
+    assert not refused.value.passes
+    assert re.search(way_out, without_a_name(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert without_a_name(OSError(errno.EMFILE, "")) == "storage: Too many open files"
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
+    with pytest.raises(StorageError, match=r"No usable temporary directory found in \['/proc'\]; make room there"):
+        temporary_folder()
 
 
 def test_the_logs_of_a_command_that_ended_abruptly_are_kept(

@@ -1,8 +1,11 @@
 """Names in lines for people, cut short where there are many; and sizes."""
 
+import os
+import subprocess
+
 import pytest
 
-from ddm_ray.spelling import amount, some
+from ddm_ray.spelling import amount, shell_line, some
 
 
 @pytest.mark.parametrize(
@@ -29,3 +32,26 @@ def test_the_first_names_and_how_many_more(names: list[str], most: int, text: st
 )
 def test_a_size_has_three_digits(value: float, text: str) -> None:
     assert amount(value) == text
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    "word",
+    [
+        "runs/a",
+        "my run #1",
+        "it's",
+        "$HOME",
+        "~other",
+        "a; b'c\\",
+        "a\nb",
+        "no\N{NO-BREAK SPACE}break",
+        "é",
+        "\udce9",
+        "",
+    ],
+)
+def test_a_printed_line_is_what_a_shell_reads(word: str) -> None:
+    line = shell_line("printf", "%s", word)
+    assert line.isprintable() and "; " not in line
+    assert subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout == os.fsencode(word)

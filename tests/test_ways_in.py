@@ -1,6 +1,9 @@
 """A newcomer's first commands: init, recipes, fields; and what each command says comes next."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from tests.conftest import ROOT
 from tests.data.sources.test_sources import write_folder
 from tests.jobs.attempts import beat, finish
 from tests.random_run import make_data
+from tests.test_layers import modules
 
 pytestmark = pytest.mark.contract
 
@@ -164,6 +168,45 @@ def test_after_training_the_next_model_is_named_then_a_look_then_samples(tmp_pat
     for artifact in (run.experts[1], ROUTER):
         finish(run, artifact)
     assert next_of(Run.open(url), "r") == "ddm sample r"
+
+
+@pytest.mark.parametrize("name", ["my run #1", "it's; $HOME", "-x", "a\N{NO-BREAK SPACE}b"])
+def test_a_printed_command_can_be_pasted(photos: Path, name: str) -> None:
+    _, following = ddm("init", "--recipe", "tiny", "--", name).output.rsplit("next: ", 1)
+    script = f"ddm() {{ printf '%s\\n' \"$@\"; }}; {following}"
+    read = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    verb, run_url = read.stdout.splitlines()
+    assert verb == "prepare" and ddm("status", run_url).exit_code == 0
+
+
+def test_no_command_with_a_name_is_printed_without_quotes() -> None:
+    by_hand = re.compile(r"\bddm [a-z -]*\{")
+    assert {name for name, file in modules().items() if by_hand.search(file.read_text())} == set()
+
+
+MISTAKEN = """
+import sys
+from click.testing import CliRunner
+from ddm_ray.cli import main
+for line in sys.argv[1:]:
+    done = CliRunner().invoke(main, line.split())
+    assert done.exit_code == 1 and done.stderr.count("error: ") == 1, (line, done.output)
+    heavy = {"torch", "ray", "deepspeed"} & sys.modules.keys()
+    assert not heavy, (line, heavy)
+"""
+
+
+def test_a_mistake_is_refused_before_pytorch_is_imported(tmp_path: Path) -> None:
+    verbs = {
+        name: command for name, command in cli.main.commands.items() if any(p.name == "run_url" for p in command.params)
+    }
+    rest = {"train": "all", "export": "x", "work": "--island x", "copy": "x", "extend": "expert.train.steps=2"}
+    rest |= {"launch": "--islands x", "accept": "--all"}
+    lines = [f"{verb} {tmp_path}/none {rest.get(verb, '')}" for verb in verbs if verb not in ("init", "demo")]
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny"))
+    lines += [f"sample {run.url} --strategy bogus", f"sample {run.url} --steps 0", "demo --recipe none"]
+    done = subprocess.run([sys.executable, "-c", MISTAKEN, *lines], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_command_that_trains_does_not_tell_its_user_to_run_it() -> None:

@@ -87,7 +87,7 @@ up() {
     done
   } >"$folder/islands.yaml.new"
   mv "$folder/islands.yaml.new" "$folder/islands.yaml"
-  echo "$folder/islands.yaml names them; next: ddm launch RUN --islands $folder/islands.yaml"
+  echo "$folder/islands.yaml names them; next: ddm launch RUN --islands $(printf %q "$folder/islands.yaml")"
 }
 
 said() { echo "$(tail -n 1 "$folder/$1.log"); see $folder/$1.log"; }

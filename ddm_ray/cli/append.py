@@ -3,6 +3,7 @@
 import click
 
 from ddm_ray.cli.command import RUN, main, say, waiting, warn
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.spelling import some
 
 
@@ -49,4 +50,4 @@ def append(run_url: str, settings: tuple[str, ...], source: str | None) -> None:
     if new.gone:
         say(f"{len(new.gone):,} files are gone, and their rows stay: {some(new.gone)}")
     run = appending.run
-    say(f"run {run.config.name!r} at {run.url}; next: ddm prepare {run.url}")
+    say(f"run {run.config.name!r} at {run.url}; next: {ddm_line('prepare', run.url)}")

@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
@@ -14,7 +13,7 @@ from typing import Any
 import click
 
 from ddm_ray import __version__
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.fixes import ddm_line, phrase
 from ddm_ray.environment import prepare_ray, quiet_pillow
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
@@ -64,11 +63,13 @@ def _again(error: Exception, code: int) -> str:
 
 
 def _text(error: DDMError | OSError | ModuleNotFoundError) -> str:
+    from ddm_ray.store.refusals import without_a_name
+
     match error:
         case DDMError():
             return error.text(phrase)
         case OSError():
-            return f"{error.filename or 'storage'}: {error.strerror or error}"
+            return f"{error.filename}: {error.strerror or error}" if error.filename else without_a_name(error)
     return f"this needs {error.name}; install it with: pip install 'ddm-ray[all]'"
 
 
@@ -83,12 +84,36 @@ class RunUrl(click.ParamType):
         if not value:
             raise ConfigError("RUN is empty; name a folder or a URI")
         value = os.path.expanduser(value)
+        if value.startswith("-"):
+            value = f"./{value}"  # in the commands that we print it would be an option
         if submitted_job() is not None and "://" not in value and not Path(value).is_absolute():
             raise ConfigError(f"RUN {value!r} is relative; a submitted job needs an absolute path or a URI")
         return value
 
 
-RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
+NEW_RUN = click.argument("run_url", metavar="RUN", type=RunUrl())
+
+
+def _with_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument RUN. A folder that is none is refused before the command imports PyTorch, which takes seconds.
+
+    A pipeline's folder, which some commands take too, passes.
+    """
+
+    @wraps(command)
+    def opened(run_url: str, **options: Any) -> None:
+        from ddm_ray.run.run import RUN_FILE, Run
+        from ddm_ray.store.store import is_local
+
+        # Storage elsewhere is asked once, by the command.
+        if is_local(run_url) and not any(Path(run_url, name).exists() for name in (RUN_FILE, "model_index.json")):
+            Run.open(run_url)
+        command(run_url=run_url, **options)
+
+    return NEW_RUN(opened)
+
+
+RUN = _with_run
 
 
 class OneOf(click.Choice[str]):
@@ -204,7 +229,7 @@ def say_extensions(run: Any) -> None:
     from ddm_ray.jobs.extend import extensions
 
     for url in extensions(run):
-        say(f"  extended by {url}, a run of its own: ddm status {url}")
+        say(f"  extended by {url}, a run of its own: {ddm_line('status', url)}")
 
 
 def warn(text: str) -> None:
@@ -219,9 +244,10 @@ def spill_folder(address: str | None, scratch: str | None) -> str | None:
     cluster.
     """
     from ddm_ray.ray_session import ray_address
+    from ddm_ray.store.refusals import temporary_folder
 
     if ray_address(address) == "local":
-        return scratch or tempfile.gettempdir()
+        return scratch or temporary_folder()
     if scratch:
         raise ConfigError("--scratch is for a private Ray: each machine of a cluster has the folder that it began with")
     return None

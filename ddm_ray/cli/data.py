@@ -20,6 +20,7 @@ from ddm_ray.cli.command import (
     warn,
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.info import ClusterFit, ReportInfo, RowsInfo
 
@@ -103,7 +104,8 @@ def prepare(
 
     make(run_url, artifact, stage, mends=True)
     _show_rows(run, artifact)
-    say(f"next: ddm partition {run_url}" + (f" --cluster {cluster}" if cluster is not None else ""))
+    owner = () if cluster is None else ("--cluster", str(cluster))
+    say(f"next: {ddm_line('partition', run_url, *owner)}")
 
 
 def _show_rows(run: Any, artifact: Artifact) -> None:
@@ -199,7 +201,8 @@ def partition(
             for warning in info.warnings:
                 warn(warning)
         say(f"look at it: {run.url}/{REPORT}/report.html")
-    say(f"next: ddm train {run_url} {'all' if cluster is None else f'expert {cluster}'}")
+    models = ("all",) if cluster is None else ("expert", str(cluster))
+    say(f"next: {ddm_line('train', run_url, *models)}")
 
 
 def _fit(fit: ClusterFit) -> str:

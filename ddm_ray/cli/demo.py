@@ -1,7 +1,6 @@
 """The verb that shows all stages on this computer."""
 
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import click
 
 from ddm_ray.cli.command import RECIPE_HELP, SET_HELP, main, say
-from ddm_ray.cli.fixes import by
+from ddm_ray.cli.fixes import by, ddm_line
 from ddm_ray.cli.train import each_failure_named
+from ddm_ray.spelling import shell_line
 
 WIDTH = 88
 """Letters of a line of prose on the screen."""
@@ -34,6 +34,9 @@ def demo(run_url: str | None, recipe: str, settings: tuple[str, ...]) -> None:
       ddm demo --recipe shapes        here the mixture beats the monolith (extra lite0)
       ddm demo --run runs/mine --set partition.num_clusters=8
     """
+    from ddm_ray.config import load_recipe
+
+    load_recipe(recipe, settings)  # refuses a mistake before PyTorch is imported, which takes seconds
     from ddm_ray import demo as demonstration
 
     folder = run_url or f"runs/{Path(recipe).stem}"
@@ -62,17 +65,17 @@ def _show(run: Any, folder: str, name: str) -> None:
     names = run.named.data.class_names
     one_class = ("--class", names[-1]) if len(names) > 1 else ()
     commands = {
-        shlex.join(("sample", folder, *one_class)): "paint images",
-        shlex.join(("serve", folder)): "answer over HTTP, with a page for the browser",
-        shlex.join(("evaluate", folder, "--name", name)): "the table of all models and strategies",
-        "--help": "all commands",
+        ddm_line("sample", folder, *one_class): "paint images",
+        ddm_line("serve", folder): "answer over HTTP, with a page for the browser",
+        ddm_line("evaluate", folder, "--name", name): "the table of all models and strategies",
+        ddm_line("--help"): "all commands",
     }
     width = max(map(len, commands))
     for command, purpose in commands.items():
-        say(f"  ddm {command:<{width}}  # {purpose}")
+        say(f"  {command:<{width}}  # {purpose}")
 
 
 def _activation() -> str | None:
     """The line of shell that puts this environment's commands on the path; None if they are there."""
     script = Path(sys.prefix, "bin", "activate")
-    return f". {os.path.relpath(script)}" if shutil.which("ddm") is None and script.exists() else None
+    return shell_line(".", os.path.relpath(script)) if shutil.which("ddm") is None and script.exists() else None

@@ -9,6 +9,7 @@ import click
 
 from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make, say, warn
 from ddm_ray.cli.devices import DEVICE, device_of
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.errors import ConfigError, DriftError
 from ddm_ray.run.graph import NAME_PATTERN, Artifact
 
@@ -91,9 +92,10 @@ def show_evaluation(run: Any, name: str) -> None:
     metrics = read_metrics(run, name)
     for text in report_table(metrics).split("\n"):
         say(text)
+    again = ddm_line("evaluate", run.url, "--name", "ANOTHER")
     if since := [lacked for lacked in metrics.get("missing", {}) if _is_finished(run, Artifact(lacked))]:
-        warn(f"{', '.join(since)}: finished since; ddm evaluate --name ANOTHER measures it")
+        warn(f"{', '.join(since)}: finished since; `{again}` measures it")
     if begun := [artifact for artifact in metrics.get("milestones", {}) if _is_finished(run, Artifact(artifact))]:
-        warn(f"{', '.join(begun)}: measured by earlier weights; ddm evaluate --name ANOTHER measures them as they are")
+        warn(f"{', '.join(begun)}: measured by earlier weights; `{again}` measures them as they are")
     for file in ("report.html", "mixture.png", "grid.png", "metrics.json"):
         say(f"{run.url}/{evaluation(name)}/{file}")

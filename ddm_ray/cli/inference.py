@@ -13,6 +13,7 @@ import click
 from ddm_ray.cli.command import RUN, OneOf, main, progress, say
 from ddm_ray.cli.devices import DEVICE, device_of
 from ddm_ray.cli.field_options import FieldsCommand
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.cli.step_bar import StepBar
 from ddm_ray.data import OnProgress, phase
 from ddm_ray.errors import ConfigError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ddm_ray.pipeline import DDMPipeline
 
 LOADING = "loading networks"
+PER_CLASS = 4
+"""Default number of images of a class or prompt."""
 
 
 @main.command(cls=FieldsCommand, model="ddm_ray.config:SamplingSettings")
@@ -45,7 +48,18 @@ LOADING = "loading networks"
     help="Text to paint, instead of a class; may be given many times.",
 )
 @click.option(
-    "-n", "--num", default=4, show_default=True, type=click.IntRange(1), help="Number of images per class or prompt."
+    "-n",
+    "--num",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of images in all, shared among classes or prompts as evenly as it goes.",
+)
+@click.option(
+    "--per-class",
+    "--per-prompt",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"Number of images of each class or prompt, instead of --num. Default: {PER_CLASS}.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the first image; the next ones count up.")
 @click.option(
@@ -86,7 +100,8 @@ def sample(
     run_url: str,
     classes: tuple[str, ...],
     prompts: tuple[str, ...],
-    num: int,
+    num: int | None,
+    per_class: int | None,
     seed: int,
     model: Any,
     device: str,
@@ -106,6 +121,7 @@ def sample(
     \b
       ddm sample runs/digits
       ddm sample runs/digits --class 3 --num 8 --strategy full --guidance-scale 1.5 -o threes.png --trace experts.png
+      ddm sample runs/digits --per-class 2
       ddm sample runs/digits --class 3 --num 100 --out-dir threes --format webp
       ddm sample exported --class 3
     """
@@ -118,13 +134,13 @@ def sample(
             raise ConfigError(f"{option} {file}: name a {' or '.join(endings)} file in a folder that exists")
     if classes and prompts:
         raise ConfigError("--class and --prompt are both given: use one")
+    if num and per_class:
+        raise ConfigError("--num is the number of images in all, --per-class that of each class: use one")
     if out_dir is not None:
-        try:
-            Path(out_dir).mkdir(exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out-dir {out_dir}: {error.strerror}; name a folder in one that exists") from None
+        _require_folder(out_dir)
     if trace is not None and out is not None and Path(trace).resolve() == Path(out).resolve():
         raise ConfigError(f"--trace and --out are both {out}: name two files")
+    require_settings(settings)
     from torch import Tensor
 
     from ddm_ray.pictures.fonts import font_for
@@ -138,20 +154,27 @@ def sample(
     with progress(run_url, "sample", LOADING) as report:
         pipeline = _opened(run_url, model, device_of(device), phase(report, 0.0, 0.1))
         names, conditions = _conditions(pipeline, run_url, classes, prompts)
-        num_images = num * len(conditions)
+        asked = len(names)
+        counts = _counts(asked, num, per_class)
+        names = names[: len(counts)]
+        row_of = [row for row, count in enumerate(counts) for _ in range(count)]
+        num_images = len(row_of)
         kind = "prompt" if pipeline.models.info.num_classes is None else "class_labels"
         seeds = range(seed, seed + num_images)
-        given: dict[str, Any] = {kind: conditions, **settings}
+        given: dict[str, Any] = {kind: [conditions[row] for row in row_of], **settings}
         pipeline.set_progress_bar_config(tqdm_class=partial(StepBar, phase(report, 0.1, 0.99)))
-        output = pipeline(**given, num_images_per_prompt=num, seeds=seeds, output_type="pt")
+        output = pipeline(**given, seeds=seeds, output_type="pt")
         assert isinstance(output.images, Tensor)
+    if len(names) < asked:
+        say(f"{num} images are too few for all: they are of the first {num} of {asked}; use --per-class")
     labels = names
     if not font_for(names, FONT_SIZE):
         labels = [str(number) for number in range(1, len(names) + 1)]
         say("no font here has all letters; the rows of the picture are:")
         for label, name in zip(labels, names, strict=True):
             say(f"  {label}: {name}")
-    rows = [GridRow(label, 2 * output.images[i * num : (i + 1) * num] - 1) for i, label in enumerate(labels)]
+    parts = (2 * output.images - 1).split(counts)
+    rows = [GridRow(label, images_BCHW) for label, images_BCHW in zip(labels, parts, strict=True)]
     which = f"{num_images} images, seeds {seed} to {seed + num_images - 1}"
     if out is not None:
         picture = grid(rows)
@@ -160,12 +183,44 @@ def sample(
         if not no_show:
             _show(picture)
     if out_dir is not None:
+        Path(out_dir).mkdir(exist_ok=True)
         for number, picture in enumerate(to_pil(output.images)):
-            write(picture, Path(out_dir, file_name(names[number // num], seeds[number], f".{ending}")))
+            write(picture, Path(out_dir, file_name(names[row_of[number]], seeds[number], f".{ending}")))
         say(f"{out_dir}: {which}, a file each")
     if trace is not None:
         output.plot_routing(trace)
         say(f"{trace}: which expert painted them, step by step")
+
+
+def require_settings(settings: dict[str, Any]) -> None:
+    """Raise ConfigError for settings that can't be, before anything is loaded."""
+    from pydantic import ValidationError
+
+    from ddm_ray.config import SamplingSettings, invalid_fields
+
+    try:
+        SamplingSettings().changed(**{name: value for name, value in settings.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigError(invalid_fields(error, SamplingSettings)) from None
+
+
+def _require_folder(out_dir: str) -> None:
+    """Raise ConfigError unless a folder can be made there. It is made once there are images, and stays after that."""
+    new = not Path(out_dir).is_dir()
+    try:
+        Path(out_dir).mkdir(exist_ok=True)
+        if new:
+            Path(out_dir).rmdir()
+    except OSError as error:
+        raise ConfigError(f"--out-dir {out_dir}: {error.strerror}; name a folder in one that exists") from None
+
+
+def _counts(num_rows: int, num: int | None, per_class: int | None) -> list[int]:
+    """The number of images of each class or prompt, as far as there are any."""
+    if num is None:
+        return [per_class or PER_CLASS] * num_rows
+    each, more = divmod(num, num_rows)
+    return [each + 1] * more + [each] * (num_rows - more if each else 0)
 
 
 def _opened(run_url: str, model: Any, device: str, on_progress: OnProgress) -> "DDMPipeline":
@@ -208,7 +263,9 @@ def _conditions(
     names = list(prompts or classes or known)
     if not names:
         raise ConfigError(f"{run_url} has classes without names: say which with --class, from 0 to {num_classes - 1}")
-    return names, names if known else [int(name) if name.isdecimal() else name for name in names]
+    # On a command line a number is a text, too. A class of that name comes first.
+    labels = [int(name) if name.isdecimal() and name not in known else name for name in names]
+    return [known[label] if label in range(len(known)) else str(label) for label in labels], labels
 
 
 @main.command()
@@ -248,7 +305,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
             pipeline = _opened(run_url, model, "cpu", phase(report, 0.0, 0.5))
             on_written = partial(_written, phase(report, 0.5, 0.99))
             pretrained.save(pipeline.components, folder, overwrite, on_written)
-        say(f"{folder}: model_index.json and one folder for each component; next: ddm sample {folder}")
+        say(f"{folder}: model_index.json and one folder for each component; next: {ddm_line('sample', folder)}")
         return
     from ddm_ray.run.run import Run
     from ddm_ray.sampling.card import model_card

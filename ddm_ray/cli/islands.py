@@ -3,9 +3,8 @@
 import click
 
 from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say, waiting
-from ddm_ray.cli.fixes import words
+from ddm_ray.cli.fixes import ddm_line, words
 from ddm_ray.errors import ConfigError
-from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact, trained_of
 from ddm_ray.run.run import Run
 
@@ -44,7 +43,7 @@ def list_workers(run_url: str) -> None:
     for worker, lives in sorted(calls.items(), key=lambda call: call[0].id):
         say(worker_line(worker, lives))
     if not calls:
-        say(f"no island is at work on {run.url}; start one: ddm work {run_url} --island NAME")
+        say(f"no island is at work on {run.url}; start one: {ddm_line('work', run_url, '--island', 'NAME')}")
 
 
 @islands.command()
@@ -85,7 +84,7 @@ def stop(run_url: str, model: str, index: int | None, why: str) -> None:
         raise ConfigError(f"{artifact} is finished: nothing is left to stop")
     asked = ask(run.store, stop_key(artifact), why)
     done = "is asked to stop" if asked else "was asked to already"
-    say(f"{artifact} {done}{_back(run_url, words(artifact))}")
+    say(f"{artifact} {done}{_back(run_url, *words(artifact))}")
 
 
 @islands.command()
@@ -110,17 +109,18 @@ def resume(run_url: str, what: tuple[str, ...]) -> None:
     if not take_back(run.store, key):
         say(f"there is no request to stop {artifact or f'island {model}'}")
         return
-    say(f"{artifact} may be trained again" if artifact else f"island {model} may work again: start `ddm work`")
+    work = ddm_line("work", run_url, "--island", model)
+    say(f"{artifact} may be trained again" if artifact else f"island {model} may work again: start `{work}` there")
 
 
-def _back(run_url: str, what: str) -> str:
-    return f"; take that back with: ddm islands resume {run_url} {what}"
+def _back(run_url: str, *what: str) -> str:
+    return f"; take that back with: {ddm_line('islands', 'resume', run_url, *what)}"
 
 
 def _trained(run: Run, model: str, index: int | None) -> Artifact:
     """The artifact for these words. Raises ConfigError if the run doesn't train it."""
-    known = {words(artifact): artifact for artifact in trained_of(run.config)}
+    known = {" ".join(words(artifact)): artifact for artifact in trained_of(run.config)}
     name = model if index is None else f"{model} {index}"
     if name not in known:
-        raise ConfigError(f"{name}: {run.url} trains no such model", Give("model", f"choose of {', '.join(known)}"))
+        raise ConfigError(f"{name}: {run.url} trains no such model", f"choose of {', '.join(known)}")
     return known[name]

@@ -1,7 +1,6 @@
 """The verb that starts `ddm work` on islands through their Jobs APIs, and keeps it started."""
 
 import math
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, say, warn, with_extras
-from ddm_ray.cli.fixes import by
+from ddm_ray.cli.fixes import by, ddm_line
 from ddm_ray.errors import ConfigError, RayAway, RayError, StorageError
 from ddm_ray.jobs.status import Status
 from ddm_ray.placement import Island
 from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact, wanted_of
 from ddm_ray.run.run import Run
+from ddm_ray.spelling import shell_line
 
 if TYPE_CHECKING:
     from ddm_ray.islands.supervisor import IslandJob, JobSupervisor
@@ -77,16 +77,16 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
 
 def work_line(run_url: str, island: Island, extras: Sequence[str] = ()) -> str:
     """The line of shell that works on a run on an island. It has the placement's values, since FILE isn't there."""
-    words = ["ddm", "work", run_url, "--island", island.name, "--placement", island.to_json()]
-    return shlex.join([*words, *(f"--{kind}" for kind in extras)])
+    words = ["work", run_url, "--island", island.name, "--placement", island.to_json()]
+    return ddm_line(*words, *(f"--{kind}" for kind in extras))
 
 
 def submit_line(run_url: str, island: Island, extras: Sequence[str] = ()) -> str:
     """The line of shell that submits `work_line` as a job from here, by Ray's own command."""
     token = ""
     if island.token_file:
-        token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shlex.quote(str(Path(island.token_file).expanduser()))} "
-    address = shlex.quote(island.jobs or "")
+        token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={shell_line(str(Path(island.token_file).expanduser()))} "
+    address = shell_line(island.jobs or "")
     return f"{token}ray job submit --address {address} --no-wait -- {work_line(run_url, island, extras)}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make, say
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.errors import ConfigError
 
 
@@ -55,7 +56,7 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
     with _ray_data(site, address) if missing else nullcontext() as execute:
         for number in numbers:
             make(run_url, replay_of(number), partial(stage, number=number, execute=execute))
-    say(f"next: ddm train {run_url} router")
+    say(f"next: {ddm_line('train', run_url, 'router')}")
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, waiting, warn
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.command import NEW_RUN, RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, waiting, warn
+from ddm_ray.cli.fixes import ddm_line, phrase
 from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import some
@@ -19,7 +19,7 @@ PIPE_COLUMNS = 80
 
 
 @main.command(cls=SourcesCommand)
-@RUN
+@NEW_RUN
 @click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
 @click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
 @click.option(
@@ -68,7 +68,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     run = start(run_url, config, on_replaced=on_replaced)
     say(f"run {run.config.name!r} at {run.url}")
     outlook(run)
-    say(f"next: ddm prepare {run_url}")
+    say(f"next: {ddm_line('prepare', run_url)}")
 
 
 def _look(config: Any) -> None:

@@ -1,5 +1,6 @@
 """The short form of a run's status: a line for each stage and model that fits into a terminal, and notes below."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ HIDDEN = ("centroids", "report", "reference")
 """Kinds that have a line only if something is wrong: they belong to the partition, or to an evaluation."""
 SHARED = {"rows": "rows", "shard": "shards", "replay": "replays"}
 """Kinds with a line for all of their artifacts if there are several, and its name."""
+COMMAND = re.compile(r"\bddm [a-z]")
+"""Pattern of where a command begins."""
 ALARMS = ("failed", "damaged", "stopped")
 
 
@@ -82,7 +85,8 @@ def table(statuses: Sequence[Status], width: int) -> list[tuple[Line, str]]:
 def notes(statuses: Sequence[Status], width: int | None) -> Iterator[str]:
     """Lines on what needs attention, in full: failures with their remedies, silent jobs, states that can't be saved.
 
-    Lines are wrapped to `width`, if any. Each part of a sentence has lines of its own, so that a remedy can be copied.
+    Lines are wrapped to `width`, if any. Each part of a sentence has lines of its own, and one with a command is a
+    single line, however long it is, so that it can be copied.
     """
     for status in statuses:
         job = status.job
@@ -95,12 +99,15 @@ def notes(statuses: Sequence[Status], width: int | None) -> Iterator[str]:
             continue
         for number, part in enumerate(text.split("; ")):
             first = "  " if number else ""
+            if COMMAND.search(part):
+                yield first + part
+                continue
             yield from textwrap.wrap(part, width, initial_indent=first, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def name_of(artifact: Artifact) -> str:
     """Words for an artifact: those of commands, such as `expert 3`, or its path."""
-    return words(artifact) if artifact.trains else artifact
+    return " ".join(words(artifact)) if artifact.trains else artifact
 
 
 def _is_alarm(status: Status) -> bool:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import click
@@ -78,24 +77,22 @@ def train(
     from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
+    if model == ALL and index is not None:
+        raise ConfigError("train all: takes no INDEX")
+    if extras and model != ALL:
+        raise ConfigError(f"--{extras[0]} is for all: train {model} trains that alone; leave it out")
+    site = load_island(islands, island)
+    site = site.model_copy(update={"train": placed(site.train, gpu)})
     if model == ALL:
-        if index is not None:
-            raise ConfigError("train all: takes no INDEX")
-        site = load_island(islands, island)
-        site = site.model_copy(update={"train": placed(site.train, gpu)})
         _train_all(run_url, run, wanted_of(run.config, extras), site, address, asked=bool(gpu))
         return
-    if extras:
-        raise ConfigError(f"--{extras[0]} is for all: train {model} trains that alone; leave it out")
     artifact = trained("train", model, index, len(run.experts))
-    _train_one(run, artifact, partial(load_island, islands, island), island, gpu, address)
+    _train_one(run, artifact, site, address, asked=bool(gpu))
     if not islands and (following := next_of(run, run_url)):
         say(f"next: {following}")
 
 
-def _train_one(
-    run: Any, artifact: Artifact, load: Callable[[], Any], island: str | None, gpu: bool | None, address: str | None
-) -> None:
+def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, asked: bool) -> None:
     """Train one artifact, unless it is finished, with a live view, and print the result."""
     from ddm_ray.jobs.launches import Launch, noted
     from ddm_ray.jobs.stops import StopRequests
@@ -103,19 +100,17 @@ def _train_one(
     from ddm_ray.watch.live_view import LiveView
 
     if not run.finished(artifact):
+        StopRequests(run.store, artifact, None).require_none()
+        # What is refused here isn't a launch that failed.
+        for input_artifact in run.inputs(artifact):
+            run.require(input_artifact)
         with LiveView(run.url, [artifact], phrase=by("this command")) as view:
             view.show(artifact, 0.0, "starting")
-            StopRequests(run.store, artifact, None).require_none()
-            # This comes first, so that other machines see why a job ended here.
-            with noted(run.store, Launch(artifact, island=island or "", job=submitted_job() or "")) as launch:
-                site = load()
-                site = site.model_copy(update={"train": placed(site.train, gpu)})
-                for input_artifact in run.inputs(artifact):
-                    run.require(input_artifact)
-                launch = replace(launch, island=site.name)
-                _train(run, [artifact], site, address, view.jobs, _starting(view), bool(gpu), launch)
+            # Noted first, so that other machines see why a launch ended here.
+            with noted(run.store, Launch(artifact, island=site.name, job=submitted_job() or "")) as launch:
+                _train(run, [artifact], site, address, view.jobs, _starting(view), asked, launch)
             view.stage(artifact, 1.0)
-    _tell(run, [artifact])
+    _tell(run, [artifact], accepting=True)
     say_extensions(run)
 
 
@@ -128,8 +123,11 @@ def _starting(view: Any) -> Callable[[Artifact], None]:
     return starting
 
 
-def _tell(run: Any, artifacts: list[Artifact], before: str = "") -> None:
-    """Print how each of these trainings has ended, and where pictures of what the models sample lie."""
+def _tell(run: Any, artifacts: list[Artifact], before: str = "", accepting: bool = False) -> None:
+    """Print how each of these trainings has ended, and where pictures of what the models sample lie.
+
+    `accepting`: also the command that accepts each one, if a person has to do that.
+    """
     from ddm_ray.jobs.describe import describe
     from ddm_ray.jobs.job_files import list_jobs
     from ddm_ray.jobs.status import status
@@ -137,7 +135,8 @@ def _tell(run: Any, artifacts: list[Artifact], before: str = "") -> None:
     files = list_jobs(run.store, artifacts)
     statuses = [status(run, artifact, files[artifact]) for artifact in artifacts]
     for each in statuses:
-        say(f"{each.artifact}: {before}{describe(each, phrase)}")
+        shown = each if accepting else replace(each, unaccepted=False)
+        say(f"{each.artifact}: {before}{describe(shown, phrase)}")
     if pictures := [f"{run.url}/{each.artifact}/{each.picture[1]}" for each in statuses if each.picture]:
         say(f"pictures of what they sample: {some(pictures, 1)}" if pictures[1:] else f"its samples: {pictures[0]}")
 
@@ -145,14 +144,22 @@ def _tell(run: Any, artifacts: list[Artifact], before: str = "") -> None:
 def _train_all(
     run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
-    """Train the unfinished ones of these artifacts with one live view, and print the result of each."""
-    from ddm_ray.watch.live_view import LiveView
-
+    """Train the unfinished ones of these artifacts, and print the result of each, and one next command."""
     left = [artifact for artifact in artifacts if not run.finished(artifact)]
     _tell(run, [artifact for artifact in artifacts if artifact not in left], "finished already, ")
     _require_some(run, left)
-    if not left:
-        return
+    if left:
+        _train_several(run, left, artifacts, site, address, asked)
+    if following := next_of(run, run_url):
+        say(f"next: {following}")
+
+
+def _train_several(
+    run: Any, left: list[Artifact], artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
+) -> None:
+    """Train the artifacts that are `left` of all, with one live view, and print the results in the order of all."""
+    from ddm_ray.watch.live_view import LiveView
+
     # The longest job first, so that it doesn't run alone in the end. A student has to wait for others.
     left.sort(key=lambda artifact: artifact.kind != "monolith")
     rows: list[str] = [each for each in artifacts if each in left]
@@ -161,8 +168,6 @@ def _train_all(
         for artifact in left:
             view.stage(artifact, 1.0)
     _tell(run, [artifact for artifact in artifacts if artifact in left])
-    if following := next_of(run, run_url):
-        say(f"next: {following}")
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def work(
 
 def _artifact(run: Any, text: str) -> Artifact:
     """The artifact for a value of --only, such as `expert:3`."""
-    known = {words(artifact).replace(" ", ":"): artifact for artifact in trained_of(run.config)}
+    known = {":".join(words(artifact)): artifact for artifact in trained_of(run.config)}
     if text not in known:
         raise ConfigError(f"--only {text!r:.60}", Give("only", f"choose of {', '.join(known)}"))
     return known[text]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Text:
     """Texts of B rows: the encoder's tokens, which of them count (bool, one a row at least), a pooled vector.
 
@@ -25,6 +25,11 @@ class Text:
     def __post_init__(self) -> None:
         assert self.tokens_BLE.ndim == 3
         assert self.mask_BL.shape == self.tokens_BLE.shape[:2]
+
+    def __repr__(self) -> str:
+        rows, tokens, dim = self.tokens_BLE.shape
+        pooled = "" if self.pooled_BP is None else f", pooled to {self.pooled_BP.shape[1]}"
+        return f"Text({rows} texts of {tokens} tokens of {dim}{pooled}, {self.tokens_BLE.dtype})"
 
     def __len__(self) -> int:
         return len(self.tokens_BLE)
@@ -46,7 +51,7 @@ class Text:
         return Text(self.tokens_BLE.pin_memory(), self.mask_BL.pin_memory(), pooled)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextIds:
     """Texts of B rows that are yet to be encoded: their tokens' ids (int64), and which of them count.
 
@@ -61,6 +66,9 @@ class TextIds:
 
     def __post_init__(self) -> None:
         assert self.mask_BL.shape == self.ids_BL.shape
+
+    def __repr__(self) -> str:
+        return f"TextIds({len(self.ids_BL)} texts of {self.ids_BL.shape[1]} tokens)"
 
     def __len__(self) -> int:
         return len(self.ids_BL)

@@ -5,7 +5,6 @@ import os
 import platform
 import shutil
 import stat
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 from ddm_ray.errors import StorageError
 from ddm_ray.remedies import Give
 from ddm_ray.store.disk import locked
-from ddm_ray.store.refusals import as_storage_error
+from ddm_ray.store.refusals import as_storage_error, temporary_folder
 
 # Locks may not work across hosts that share a folder, so each host removes only its own leftovers.
 PREFIX = f"ddm-scratch-{platform.node()}-"
@@ -28,7 +27,7 @@ def scratch_folder(below: str | None) -> Iterator[Path]:
 
     `below`: an existing folder; None: the system's temporary one. Raises StorageError of one line.
     """
-    where = Path(below or tempfile.gettempdir())
+    where = Path(below or temporary_folder())
     for lock in where.glob(f"{PREFIX}*.lock"):
         with suppress(OSError):
             if lock.lstat().st_uid == os.geteuid():

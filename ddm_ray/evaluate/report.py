@@ -199,7 +199,7 @@ def _curves_png(curves: dict[str, Any]) -> bytes | None:
     charts = {
         {"expert": "experts (mean)"}.get(kind, kind): {
             "training": (curve["steps"], curve["losses"]),
-            **({"held out": (curve["heldout_steps"], curve["heldout"])} if curve["heldout"] else {}),
+            **({"held out (EMA weights)": (curve["heldout_steps"], curve["heldout"])} if curve["heldout"] else {}),
         }
         for kind, curve in curves.items()
     }

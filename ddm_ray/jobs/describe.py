@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ddm_ray.errors import DDMError
-from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.job_status import JobStatus, heldout_in_words
 from ddm_ray.jobs.launches import place_of
 from ddm_ray.jobs.status import SILENT_SECONDS, Status
 from ddm_ray.remedies import Accept, Fix, Resume
@@ -35,7 +35,7 @@ def describe(status: Status, phrase: Callable[[Fix], str] = str, with_time_left:
 def _described(status: Status, phrase: Callable[[Fix], str], with_time_left: bool) -> str:
     info = status.info
     if isinstance(info, TrainedInfo):
-        heldout = f", held out {info.heldout.loss:.4f}" if info.heldout else ""
+        heldout = f", {heldout_in_words(info.heldout.loss)}" if info.heldout else ""
         heldout += f", no held-out loss: {printable(info.unmeasured, 300)}" if info.unmeasured else ""
         cost = f"{info.training_flops / 1e9:.1f} GFLOP in {duration(info.seconds)}"
         return f"{info.step} steps, loss {info.loss:.4f}{heldout}, {cost}"

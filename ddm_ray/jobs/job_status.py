@@ -99,7 +99,8 @@ class JobStatus:
         """Words on the held-out loss, or on why none is measured; empty before the first measurement."""
         if (why := self.heartbeat.get("unmeasured")) and self.beats:
             return f"no held-out loss: {why}"
-        return "" if (loss := self.value("heldout_loss")) is None else f"held out {loss:.4f}"
+        loss, step = self.value("heldout_loss"), _count(self.heartbeat.get("heldout_step"))
+        return "" if loss is None else heldout_in_words(loss, step)
 
     @property
     def step(self) -> int:
@@ -127,6 +128,14 @@ class JobStatus:
         """A number in the attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
         number = self.heartbeat.get(name) if self.beats else None
         return number if isinstance(number, int | float) and not abs(number) > 1e300 else None
+
+
+def heldout_in_words(loss: float, step: int | None = None) -> str:
+    """Words on a held-out loss. Its weights are others than those of the training loss beside it, so they are named.
+
+    `step`: that of the weights, if it isn't the last one.
+    """
+    return f"held out {loss:.4f} (EMA weights{'' if step is None else f' of step {step}'})"
 
 
 def _count(given: Any) -> int | None:

@@ -1,8 +1,10 @@
 """The artifacts that a run of a configuration needs, and those that each of them is made from."""
 
+from collections.abc import Callable
+
 from ddm_ray.config import RunConfig
 from ddm_ray.config.longer import train_of
-from ddm_ray.run.graph import KINDS, PARTITION, Artifact, needed_of, part_of, trained_of
+from ddm_ray.run.graph import EXTRAS, KINDS, PARTITION, Artifact, needed_of, part_of, trained_of, wanted_of
 
 
 def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
@@ -27,6 +29,18 @@ def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
 def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     """The artifacts that an artifact is made from."""
     return (*KINDS[artifact.kind].inputs(config, artifact), *beginning_of(config, artifact))
+
+
+def first_missing(config: RunConfig, artifact: Artifact, lacks: Callable[[Artifact], bool]) -> Artifact:
+    """The first missing artifact of those that an artifact is made from; itself if none of them is missing."""
+    needed = (each for each in inputs(config, artifact) if each.kind not in EXTRAS and lacks(each))
+    return next((first_missing(config, each, lacks) for each in needed), artifact)
+
+
+def several_missing(config: RunConfig, artifact: Artifact, lacks: Callable[[Artifact], bool]) -> bool:
+    """True if an artifact is a model of the mixture, one place trains all of these, and several are missing."""
+    models = () if config.partition.given else wanted_of(config)
+    return artifact in models and sum(map(lacks, models)) > 1
 
 
 def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:

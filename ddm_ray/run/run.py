@@ -3,19 +3,18 @@
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, MissingArtifact, RunError, StorageError
-from ddm_ray.remedies import Accept, Begin, Give, Make
+from ddm_ray.remedies import Accept, Begin, Fix, Give, Make
 from ddm_ray.run import graph
 from ddm_ray.run.extension import Appended, Extension, base_url
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.identity import completed, fields_of
 from ddm_ray.run.info import Info, RowsInfo
 from ddm_ray.run.inheriting import InheritingStore
-from ddm_ray.run.inputs import committed_by_stage, inputs
+from ddm_ray.run.inputs import committed_by_stage, first_missing, inputs, several_missing
 from ddm_ray.run.manifest import NAME, SCHEMA, FileRecord, Identity, Manifest, drift, read_manifest, read_verified
 from ddm_ray.spelling import printable
 from ddm_ray.store.checksummed import RECORD_BYTES, seal, unseal
@@ -226,7 +225,7 @@ class Run:
             fix = Accept(self.url, artifact)
             raise MissingArtifact(f"{self.url}/{artifact} is finished, but not accepted yet", fix)
         if manifest is None:
-            raise MissingArtifact(f"{self.url} has no finished {artifact} yet", self.make(artifact))
+            raise MissingArtifact(f"{self.url} has no finished {artifact} yet", self.make(artifact, with_others=True))
         return manifest
 
     def read(self, artifact: Artifact, name: str, manifest: Manifest | None = None) -> bytes:
@@ -274,15 +273,29 @@ class Run:
                 fix = Give("replace", "if this one is to count, accept it")
                 raise DriftError(f"{self.url}/{artifact} is {manifest.digest}, and {was}", fix)
 
-    def make(self, artifact: Artifact) -> Make:
-        """The remedy for a missing artifact."""
-        return Make(self.url, committed_by_stage(self.config, artifact))
+    def make(self, artifact: Artifact, with_others: bool = False) -> Fix:
+        """The remedy for a missing artifact: it, or the first missing one of those that it is made from.
+
+        `with_others`: if that is a model that a mixture needs, and others are missing, too, all of them.
+        """
+        first = first_missing(self.config, artifact, self._lacks)
+        if first != artifact and self.by_hand(first) and self.manifest(first):
+            return Accept(self.url, first)
+        others = with_others and several_missing(self.config, first, self._lacks)
+        made, asked = committed_by_stage(self.config, first), committed_by_stage(self.config, artifact)
+        return Make(self.url, made, first=made != asked, with_others=others)
+
+    def _lacks(self, artifact: Artifact) -> bool:
+        """True if an artifact isn't there, or isn't accepted. One that can't be read has a message of its own."""
+        with suppress(CorruptArtifact, StorageError):
+            return self.manifest(artifact, accepted=True) is None
+        return False
 
     def remake(self, artifact: Artifact, delete: str | None = None) -> Make:
         """The remedy for a damaged artifact: delete it, or its file at the URL `delete`, and make it again."""
         if self.base and self.inherits(artifact):
             return self.base.remake(artifact, delete)
-        return replace(self.make(artifact), delete=delete or f"{self.url}/{artifact}")
+        return Make(self.url, committed_by_stage(self.config, artifact), delete or f"{self.url}/{artifact}")
 
     def predecessors(self, artifact: Artifact) -> tuple["Run", ...]:
         """The extended runs, nearest first, that may have a state from which this run's training job continues.

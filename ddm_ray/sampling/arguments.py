@@ -3,9 +3,10 @@
 Shapes: B images.
 """
 
+import inspect
 import operator
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,12 @@ class PromptConditions:
         self._encoded = {words: self._encoded[words] for words in distinct}
         place = {words: number for number, words in enumerate(distinct)}
         return join(list(self._encoded.values()))[torch.tensor([place[self.words[row]] for row in rows])]
+
+
+def names_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's arguments, those of its `**settings` apart."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
 
 
 def listed(given: Any) -> list[Any]:

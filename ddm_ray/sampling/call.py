@@ -87,13 +87,17 @@ def call_of(
     latents: Any,
     clusters: Any,
     settings: dict[str, Any],
+    known: Sequence[str] = (),
 ) -> PipelineCall:
-    """The call with these arguments of DDMPipeline's. SamplingError for what can't be met."""
+    """The call with these arguments of DDMPipeline's. SamplingError for what can't be met.
+
+    `known`: names of arguments that aren't settings, to list if a setting is unknown.
+    """
     num_each = arguments.count("num_images_per_prompt", num_images_per_prompt)
     conditions = _conditions(components, prompt, class_labels)
     prompt_of = tuple(row for row in range(len(conditions)) for _ in range(num_each))
     seed_of = arguments.given_seeds(seeds, generator, len(prompt_of))
-    chosen, cluster_P = _routed(components, settings, clusters, len(conditions))
+    chosen, cluster_P = _routed(components, settings, clusters, len(conditions), known)
     negatives = _negatives(components, negative_prompt, len(conditions), chosen.guidance_scale)
     noise_BCHW = arguments.given_noise(latents, (len(prompt_of), *components.models.info.image_shape))
     return PipelineCall(components, conditions, chosen, prompt_of, seed_of, cluster_P, negatives, noise_BCHW)
@@ -145,14 +149,16 @@ def _conditions(
 
 
 def _routed(
-    components: Components, changes: dict[str, Any], clusters: Any, num_prompts: int
+    components: Components, changes: dict[str, Any], clusters: Any, num_prompts: int, known: Sequence[str]
 ) -> tuple[SamplingSettings, Tensor | None]:
     """The call's settings and its prompts' clusters, int64. SamplingError for a strategy that lacks its router."""
     models, info = components.models, components.models.info
     try:
         settings = components.defaults.changed(**changes)
     except ValidationError as error:
-        raise SamplingError(invalid_fields(error)) from None
+        names = [*known, *SamplingSettings.model_fields]
+        unknown = any(finding["type"] == "extra_forbidden" for finding in error.errors())
+        raise SamplingError(invalid_fields(error) + (f"; known are {', '.join(names)}" if unknown else "")) from None
     if models.router is None and info.num_experts == 1:
         if changes.get("strategy", "once") != "once" or clusters is not None:
             raise SamplingError("a single network has no experts to choose from: leave out strategy and clusters")

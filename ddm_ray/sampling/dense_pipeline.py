@@ -4,6 +4,10 @@ An export has it beside the weights, in one file with all that it imports of our
 need more than torch, numpy and diffusers. Shapes: B images, N prompts or labels, CHW image.
 """
 
+import inspect
+import json
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -85,6 +89,30 @@ class DensePipeline(DiffusionPipeline):
             guidance_low=guidance_low,
             guidance_high=guidance_high,
         )
+
+    def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **options: Any) -> None:
+        """Save the configuration, and before it the code, as `save_pretrained` needs it: diffusers saves none."""
+        for part, source in self._code().items():
+            copy = os.path.join(save_directory, part, os.path.basename(source))
+            os.makedirs(os.path.dirname(copy), exist_ok=True)
+            if not os.path.exists(copy):
+                shutil.copyfile(source, copy)
+        super().save_config(save_directory, push_to_hub=push_to_hub, **options)
+
+    def to_json_string(self) -> str:
+        """The configuration. It names the files of the code, so that a pipeline that was saved again can be opened."""
+        index = json.loads(super().to_json_string())
+        for part, source in self._code().items():
+            name = part or "_class_name"
+            index[name] = [os.path.basename(source).removesuffix(".py"), index[name][-1] if part else index[name]]
+        return f"{json.dumps(index, indent=2, sort_keys=True)}\n"
+
+    def _code(self) -> dict[str, str]:
+        """The files of the code of this class and of the transformer's, by folder; none within ddm-ray itself."""
+        network = getattr(self.transformer, "_orig_mod", self.transformer)  # as compiled ones have it
+        kinds = {"": type(self), "transformer": type(network)}
+        inside = type(self).__module__ == "ddm_ray.sampling.dense_pipeline"
+        return {} if inside else {part: inspect.getfile(kind) for part, kind in kinds.items()}
 
     @property
     def num_timesteps(self) -> int:

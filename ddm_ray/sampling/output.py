@@ -5,21 +5,27 @@ Shapes: B images, C channels, H, W, S steps, K experts.
 
 import os
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
+from ddm_ray.errors import SamplingError
+from ddm_ray.pictures.files import FORMATS, write
+from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.images import to_pil, to_unit
 from ddm_ray.sampling import trace
+from ddm_ray.spelling import some
 
 OutputType = Literal["pil", "pt", "np", "latent"]
 Images = list[Image.Image] | Tensor | np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DDMOutput:
     """Images in the form asked for, the seed and condition of each, and the experts that sampled it.
 
@@ -40,6 +46,27 @@ class DDMOutput:
     def experts_SB(self) -> Tensor:
         """The heaviest expert per step and image, the first one on ties."""
         return self.routing_SBK.argmax(dim=2)
+
+    def __repr__(self) -> str:
+        steps, images, experts = self.routing_SBK.shape
+        seeds = some([str(seed) for seed in self.seeds])
+        return f"DDMOutput({images} images of seeds {seeds}, sampled by {experts} experts in {steps} steps)"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one picture of all images, enlarged so that small ones can be seen, with a row for each prompt.
+
+        The path ends in .png, .jpg or .webp. Raises SamplingError for another one, and for latents.
+        """
+        if Path(path).suffix.lower() not in FORMATS:
+            raise SamplingError(f"{os.fspath(path)}: name a {' or '.join(FORMATS)} file")
+        pictures = self._pictures()
+        if pictures is None:
+            raise SamplingError("latents are no pictures: use another output_type")
+        unit_BHWC = torch.from_numpy(np.stack(pictures)).reshape(len(pictures), *pictures[0].shape[:2], -1)
+        groups = [(prompt, len(list(each))) for prompt, each in groupby(self.prompts)]
+        parts = (2 * unit_BHWC.permute(0, 3, 1, 2) - 1).split([count for _, count in groups])
+        rows = [GridRow(prompt or "any", part) for (prompt, _), part in zip(groups, parts, strict=True)]
+        write(grid(rows), path)
 
     def plot_routing(self, path: str | os.PathLike[str]) -> None:
         """Write a picture: each image, and from noise to data the weights of its experts (16 images at most)."""

@@ -25,10 +25,10 @@ class SampleRequest:
     """
 
     seeds: tuple[int, ...]
-    condition: Condition
+    condition: Condition = field(repr=False)
     settings: SamplingSettings = field(default_factory=SamplingSettings)
-    cluster_B: Tensor | None = None
-    noise_BCHW: Tensor | None = None
+    cluster_B: Tensor | None = field(default=None, repr=False)
+    noise_BCHW: Tensor | None = field(default=None, repr=False)
 
     def changed(self, **fields: Any) -> "SampleRequest":
         """The same images with other values for these fields of the settings."""
@@ -60,7 +60,7 @@ class MixtureInfo:
     num_experts: int
     image_shape: tuple[int, int, int]
     num_classes: int | None
-    prior_CK: Tensor | None
+    prior_CK: Tensor | None = field(repr=False)
     available_K: Tensor | None = None
     dtype: torch.dtype = torch.float32
     trained_null: bool = True
@@ -118,7 +118,7 @@ class ExpertCall:
     expert: int
     x_BCHW: Tensor
     t_B: Tensor
-    condition: Condition
+    condition: Condition = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class RouterCall:
 
     x_BCHW: Tensor
     t_B: Tensor
-    condition: Condition
+    condition: Condition = field(repr=False)
 
 
 NetworkCall = ExpertCall | RouterCall
@@ -137,8 +137,8 @@ NetworkCall = ExpertCall | RouterCall
 class SampleResult:
     """Images, the experts' weights per step and image (conditional branch, at the step's start), rows paid for."""
 
-    images_BCHW: Tensor
-    routing_SBK: Tensor
+    images_BCHW: Tensor = field(repr=False)
+    routing_SBK: Tensor = field(repr=False)
     num_expert_rows: int
     num_router_rows: int
 

@@ -4,7 +4,7 @@ Shapes: B images, CHW image, S steps, K experts, C classes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -49,8 +49,8 @@ class Models:
     """All that sampling calls. A monolith is a mixture of one expert without a router."""
 
     info: MixtureInfo
-    experts: driver.Experts
-    router: nn.Module | None
+    experts: driver.Experts = field(repr=False)
+    router: nn.Module | None = field(repr=False)
     device: str = "cpu"
 
     @property

@@ -63,7 +63,7 @@ def _read(spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
         return weights.from_state(spec, _tensors(source))
     if not is_local(init.source) or (source / RUN_FILE).is_file():
         return _of_run(init, job, spec, part)
-    if is_ours(source):
+    if is_ours(source) or is_dense(source):
         return _of_pipeline(source, init, job, spec, part)
     if spec["class"] in NETWORKS and NETWORKS[spec["class"]].of_diffusers:
         return _of_diffusers(init.source, spec, part)
@@ -105,6 +105,12 @@ def _of_pipeline(folder: Path, init: InitFrom, job: Artifact, spec: Spec, part: 
     described, tensors = pretrained.read_network(folder, name)
     _require_same({**described, "flow": vars(described["flow"])}, spec, part, f"{folder}/{name}")
     return weights.load_model(spec, tensors)
+
+
+def is_dense(folder: Path) -> bool:
+    """True for a pipeline of one of our networks alone, also if others have saved it again."""
+    config = folder / TRANSFORMER / third_party.CONFIG
+    return config.is_file() and third_party.read_json(config).get("_class_name") == "DenseTransformer"
 
 
 def _of_dense(folder: Path, spec: Spec, part: str) -> nn.Module:

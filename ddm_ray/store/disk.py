@@ -24,9 +24,10 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], replace: bool = True) 
     """Write a file; return False if it exists and `replace` is false. If `chunks` raises, no file is left.
 
     The content is synced to the disk before the file gets its name; then the entries of its folders are. Raises
-    OSError.
+    OSError. A new file that the disk refuses leaves nothing, not even folders that were made for it.
     """
     descriptor, unfinished, folders = _begin(path.parent)
+    left = [unfinished]
     try:
         with open(descriptor, "wb") as file:
             for chunk in chunks:
@@ -37,17 +38,19 @@ def put(path: Path, chunks: Iterable[bytes | memoryview], replace: bool = True) 
             os.replace(unfinished, path)
         else:
             os.link(unfinished, path)
+            left.append(path)
+            unfinished.unlink(missing_ok=True)
+        for folder in (path.parent, *folders):
+            _sync(folder)
     except FileExistsError:
         unfinished.unlink(missing_ok=True)
         return False
     except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
+        for each in left:
+            with suppress(OSError):
+                each.unlink()
+        _remove_empty(path.parent, folders)
         raise
-    if not replace:
-        unfinished.unlink(missing_ok=True)
-    for folder in (path.parent, *folders):
-        _sync(folder)
     return True
 
 
@@ -115,11 +118,15 @@ def inode(path: Path) -> int | None:
 def _begin(folder: Path) -> tuple[int, Path, list[Path]]:
     """Create an unfinished file, and its folders. Return its descriptor, its path and the folders with new entries."""
     unfinished, folders = folder / f"{UNFINISHED}{uuid4().int}", list[Path]()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(MAX_TRIES):
-        with suppress(FileNotFoundError):
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            return descriptor, unfinished, folders
-        folders += _make(folder)
+        try:
+            return os.open(unfinished, flags, 0o666), unfinished, folders
+        except FileNotFoundError:
+            folders += _make(folder)
+        except OSError:
+            _remove_empty(folder, folders)
+            raise
     raise FileNotFoundError(f"{folder}: is deleted again and again")
 
 
@@ -134,6 +141,14 @@ def _make(folder: Path) -> list[Path]:
     except FileExistsError:
         pass
     return [folder.parent, *above]
+
+
+def _remove_empty(folder: Path, with_new: list[Path]) -> None:
+    """Remove an empty folder and those above it, if they are among the new entries of the folders `with_new`."""
+    with suppress(OSError):  # it isn't empty: another process has written there
+        while folder.parent in with_new:
+            folder.rmdir()
+            folder = folder.parent
 
 
 def _sync(folder: Path) -> None:

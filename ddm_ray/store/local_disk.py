@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.errors import CorruptArtifact
 from ddm_ray.store.disk import is_unfinished
 from ddm_ray.store.refusals import as_storage_error
 
@@ -127,7 +127,8 @@ def _unless_concurrent(_: object, where: str, info: tuple[type, BaseException, o
     error = info[1]
     assert isinstance(error, OSError)
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY):
-        raise StorageError(f"{where}: {error.strerror}") from None
+        with as_storage_error(where):
+            raise error
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

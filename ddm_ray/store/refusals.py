@@ -3,18 +3,28 @@
 import errno
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from ddm_ray.errors import DDMError, StorageError
 from ddm_ray.remedies import Fix
-from ddm_ray.spelling import printable
+from ddm_ray.spelling import one_line, printable
 
 # Metadata services of clouds. A client without a key asks them for one.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
-# Errors that only a person can mend. obstore's errors have the number only in their text.
+ELSEWHERE = "make room there, or name another folder by TMPDIR"
+"""Remedy for a temporary folder that is full."""
+FULL_BYTES = 2**20
+"""A disk with less room is taken for the full one."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LASTING = (*_FULL, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+# Errors that may be gone a moment later: of a device, of a network, or of a busy machine. All others need a person.
+_OF_A_MOMENT = re.compile(
+    "EIO|ESTALE|ENOENT|EREMOTEIO|EAGAIN|EINTR|EBUSY|ENOLCK|ETXTBSY|EMFILE|ENFILE|ENOMEM|ENOBUFS|EPIPE|ETIMEDOUT"
+    "|ENET(DOWN|UNREACH|RESET)|ECONN(ABORTED|RESET|REFUSED)|ENOTCONN|ESHUTDOWN|EHOST(DOWN|UNREACH)"
+)
+# obstore's errors have the number only in their text.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
@@ -39,9 +49,33 @@ def as_storage_error(
         raise refused from None
 
 
+def temporary_folder() -> str:
+    """The system's temporary folder, or that of TMPDIR. Raises StorageError if nothing can be written to any."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise StorageError(one_line(error.strerror or error), ELSEWHERE, passes=False) from None
+
+
+def as_temporary_error(folder: str | None = None) -> AbstractContextManager[None]:
+    """Turn local disk errors in a temporary folder, by default the system's, into a StorageError of one line."""
+    return as_storage_error(folder or temporary_folder(), ELSEWHERE)
+
+
+def without_a_name(error: OSError) -> str:
+    """One line for a system's error that doesn't say of which file: for a full disk it names the folder, if it can."""
+    if error.errno not in _FULL:
+        return f"storage: {refusal(error)}"
+    likely = [temporary_folder(), os.getcwd()]
+    full = [folder for folder in likely if shutil.disk_usage(folder).free < FULL_BYTES]
+    return f"{' or '.join(full or likely)}: {refusal(error)}; {ELSEWHERE}"
+
+
 def may_pass(error: BaseException) -> bool:
-    """False for a refusal that a person must mend: no space or no permission on a local disk, or no key."""
-    return _number(error) not in _LASTING and not _KEY_SERVICE.search(str(error))
+    """False for a refusal that a person must mend: no space, no permission, what a disk can't do at all, or no key."""
+    number = _number(error)
+    lasts = number is not None and not _OF_A_MOMENT.fullmatch(errno.errorcode.get(number, ""))
+    return not lasts and not _KEY_SERVICE.search(str(error))
 
 
 def _number(error: BaseException) -> int | None:

@@ -15,7 +15,7 @@ from ddm_ray.jobs.launches import Launch
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
-from ddm_ray.store.refusals import refusal
+from ddm_ray.store.refusals import may_pass, refusal
 from ddm_ray.store.retries import LONG_RETRIES, RetryPolicy
 from ddm_ray.train.batches import RankBatches
 from ddm_ray.train.compiling import keep_code, try_code
@@ -152,7 +152,8 @@ def _publish(
             print(f"{membership.job.artifact}: another attempt has finished it", file=sys.stderr)
             return
         # Damaged since, dropped by a newer attempt, or no space: the next try goes on from a sound state.
-        raise StorageError(f"the last state can't be published: {refusal(error)}") from None
+        passes = isinstance(error, CorruptArtifact) or may_pass(error)
+        raise StorageError(f"the last state can't be published: {refusal(error)}", passes=passes) from None
     # Before the commit, since observers don't read a job any more once it is committed.
     writer.drop_all_but(1)
     reporter.end_curves()

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from ddm_ray.cli import main
 from ddm_ray.cli import train as verb
+from ddm_ray.config import load_recipe
 from ddm_ray.errors import TrainingError
 from ddm_ray.jobs.attempts import Attempt, claim
 from ddm_ray.jobs.status import Status, survey
@@ -75,8 +76,34 @@ def test_all_models(run: Run) -> None:
     assert lines[0].startswith("experts/000: finished already, 300 steps")
     assert [line.partition(":")[0] for line in lines[1:3]] == ["experts/001", "router"]
     assert lines[3:] == [f"its samples: {picture(run, 'experts/001')}", f"next: ddm sample {run.url}"]
+    again = CliRunner().invoke(main, ["train", run.url, "all"])
+    assert again.stdout.splitlines()[-1] == lines[-1] and again.stdout.count("next: ") == 1
     for artifact in ("experts/001", "router"):
         assert any(line.startswith(f"{artifact:<12} 100%  done") for line in done.stderr.splitlines())
+
+
+def test_models_that_a_person_accepts_have_one_next_command(run: Run, tmp_path: Path) -> None:
+    by_hand = make_data(str(tmp_path / "by-hand"), settings=("acceptance=by_hand",), num_rows=60)
+    done = CliRunner().invoke(main, ["train", by_hand.url, "all"])
+    assert done.exit_code == 0 and done.stdout.count("ddm ") == 1, done.output
+    assert done.stdout.endswith(f"next: ddm accept {by_hand.url} --all\n")
+    one = CliRunner().invoke(main, ["train", by_hand.url, "router"]).stdout
+    assert f"accept it with: ddm accept {by_hand.url} router\n" in one
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "has no finished partition/shards/cluster=001 yet; begin with: ddm prepare"),
+        (("--islands", "none.yaml"), "none.yaml: No such file"),
+        (("--island", "north"), "island north: in which file"),
+    ],
+)
+def test_a_refused_training_has_not_failed(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    run = Run.create(str(tmp_path / "run"), load_recipe("tiny"))
+    done = CliRunner().invoke(main, ["train", run.url, "expert", "1", *options])
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1 and message in done.stderr
+    assert {status.state for status in survey(run)} == {"waiting"} and not run.store.sizes("experts")
 
 
 def test_a_failure_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,10 @@ def test_a_job_that_trains(partitioned: Run) -> None:
     training = "step 75/300, loss 0.1235, 12.5 steps/s, 18 s left, 2 workers, MFU 41%, attempt 1"
     assert status_line(partitioned) == f"begun 25% {training}"
     beat(attempt, 3, 75, heldout_loss=0.54321, heldout_error=0.01, heldout_step=60)
-    assert status_line(partitioned) == f"begun 25% {training.replace('0.1235,', '0.1235, held out 0.5432,')}"
+    measured = training.replace("0.1235,", "0.1235, held out 0.5432 (EMA weights of step 60),")
+    assert status_line(partitioned) == f"begun 25% {measured}"
+    beat(attempt, 3, 75, heldout_loss=0.54321, heldout_step=-1)
+    assert "held out 0.5432 (EMA weights), " in status_line(partitioned)
     beat(attempt, 3, 75, heldout_loss="as others may write it", heldout_step=-1)
     assert status_line(partitioned) == f"begun 25% {training}"
     beat(attempt, 3, 75, unmeasured="too few rows")

@@ -57,7 +57,7 @@ def test_a_name_says_what_is_shown_and_leads_nowhere_else(shows: str, name: str)
 
 def test_sampled_images_have_files_of_their_own(painted: Run, tmp_path: Path) -> None:
     ending = "webp"
-    words = ["--class", "1", "--class", "0", "--num", "2", "--steps", "1", "--strategy", "once", "--seed", "5"]
+    words = ["--class", "1", "--class", "0", "--per-class", "2", "--steps", "1", "--strategy", "once", "--seed", "5"]
     folder = tmp_path / "out"
     done = CliRunner().invoke(main, ["sample", painted.url, *words, "--out-dir", str(folder), "--format", ending])
     assert done.exit_code == 0, done.output
@@ -69,6 +69,35 @@ def test_sampled_images_have_files_of_their_own(painted: Run, tmp_path: Path) ->
     assert not Path("samples.png").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--num", "3"), ["b-0.png", "b-1.png", "c-2.png"]),
+        (("--num", "1"), ["b-0.png"]),
+        (("--per-class", "1"), ["b-0.png", "c-1.png"]),
+    ],
+)
+def test_num_is_the_number_of_images_and_a_class_has_a_name_or_a_number(
+    tmp_path: Path, words: tuple[str, ...], names: list[str]
+) -> None:
+    run = make_run(str(tmp_path / "run"), settings=("data.class_names=[a, b, c, d, e, f, g, h, i, '0']",), num_rows=60)
+    folder = tmp_path / "out"
+    asked = ["sample", run.url, "-c", "1", "-c", "c", "--steps", "1", "--strategy", "once", "--out-dir", str(folder)]
+    done = CliRunner().invoke(main, [*asked, *words, "-o", str(tmp_path / "all.png")])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert ("they are of the first 1 of 2; use --per-class" in done.output) == (words == ("--num", "1"))
+    by_name = CliRunner().invoke(main, ["sample", run.url, "-c", "0", "--num", "1", "--steps", "1", *asked[-2:]])
+    assert by_name.exit_code == 0 and (folder / "0-0.png").exists(), "a name comes before a number"
+    both = CliRunner().invoke(main, [*asked, "--num", "3", "--per-class", "3"])
+    assert both.exit_code == 1 and "--num is the number of images in all" in both.stderr
+
+
+def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["sample", str(tmp_path / "none"), "--out-dir", str(tmp_path / "out")])
+    assert done.exit_code == 1 and not list(tmp_path.iterdir())
+
+
 def test_a_folder_in_none_is_refused(painted: Run, tmp_path: Path) -> None:
     words = ["sample", painted.url, "--out-dir", str(tmp_path / "no/where")]
     done = CliRunner().invoke(main, words)
@@ -78,7 +107,18 @@ def test_a_folder_in_none_is_refused(painted: Run, tmp_path: Path) -> None:
 def test_rows_whose_names_no_font_can_write_are_told_one_a_line(tmp_path: Path) -> None:
     names = ["crow", "\ue123", *"23456789"]
     strange = make_run(str(tmp_path / "run"), settings=(f"data.class_names={json.dumps(names)}",))
-    words = ["sample", strange.url, "--num", "1", "--steps", "1", "--strategy", "once", "-o", str(tmp_path / "it.png")]
+    words = [
+        "sample",
+        strange.url,
+        "--per-class",
+        "1",
+        "--steps",
+        "1",
+        "--strategy",
+        "once",
+        "-o",
+        str(tmp_path / "it.png"),
+    ]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()

@@ -11,7 +11,7 @@ from ddm_ray.cli.fixes import phrase
 from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, RunError
 from ddm_ray.placement import ISLAND_FIELDS
-from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, evaluation, expert, shard
+from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, ROWS, STUDENT, Artifact, evaluation, expert, shard
 from ddm_ray.run.manifest import SCHEMA, FileRecord, canonical, sha256
 from ddm_ray.run.run import Run
 from tests.infos import commit_written, info_of
@@ -196,24 +196,40 @@ def test_a_field_that_has_been_added_since_is_no_drift(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("artifact", "command"),
+    ("artifact", "commands"),
     [
-        (ROWS, "ddm prepare {url}"),
-        (PARTITION, "ddm partition {url}"),
-        (shard(1), "ddm partition {url}"),
-        (expert(1), "ddm train {url} expert 1"),
-        (ROUTER, "ddm train {url} router"),
-        (MONOLITH, "ddm train {url} monolith"),
-        (evaluation("demo"), "ddm evaluate {url} --name demo"),
+        (ROWS, ["prepare {}"]),
+        (PARTITION, ["prepare {}", "partition {}"]),
+        (shard(1), ["prepare {}", "partition {}"]),
+        (expert(1), ["prepare {}", "partition {}", "train {} all"]),
+        (ROUTER, ["prepare {}", "partition {}", "train {} all"]),
+        (MONOLITH, ["prepare {}", "partition {}", "train {} monolith"]),
+        (STUDENT, ["prepare {}", "partition {}", "train {} all", "train {} student"]),
+        (evaluation("demo"), ["prepare {}", "partition {}", "train {} all", "evaluate {} --name demo"]),
     ],
 )
-def test_a_missing_artifact_names_its_command(run: Run, artifact: str, command: str) -> None:
-    assert run.finished(artifact) is None
-    assert run.manifest(artifact) is None
-    with pytest.raises(MissingArtifact) as failure:
-        run.require(artifact)
-    message = f"{run.url} has no finished {artifact} yet; make it with: {command.format(url=run.url)}"
-    assert failure.value.text(phrase) == message
+def test_a_missing_artifact_names_the_first_command_that_leads_to_it(
+    run: Run, artifact: Artifact, commands: list[str]
+) -> None:
+    made = [(ROWS,), (PARTITION, shard(0), shard(1)), (*run.experts, ROUTER)]
+    for number, command in enumerate(commands):
+        assert run.finished(artifact) is run.manifest(artifact) is None
+        with pytest.raises(MissingArtifact) as failure:
+            run.require(artifact)
+        last = command == commands[-1]
+        how = f"{'make it' if last else 'begin'} with: ddm {command.format(run.url)}"
+        assert failure.value.text(phrase) == f"{run.url} has no finished {artifact} yet; {how}"
+        for each in () if last else made[number]:
+            write_and_commit(run, each, {})
+
+
+def test_the_last_model_that_is_missing_is_trained_alone(run: Run) -> None:
+    for made in (ROWS, PARTITION, shard(0), shard(1), expert(0), ROUTER):
+        write_and_commit(run, made, {})
+    for asked, begins in ((expert(1), "make it"), (STUDENT, "begin")):
+        with pytest.raises(MissingArtifact) as failure:
+            run.require(asked)
+        assert failure.value.text(phrase).endswith(f"; {begins} with: ddm train {run.url} expert 1")
 
 
 def test_one_shard_is_all_a_site_needs(tmp_path: Path, partitioned: Run) -> None:

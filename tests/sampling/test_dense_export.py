@@ -112,3 +112,27 @@ def test_a_runs_monolith_is_exported_with_its_card(tmp_path: Path) -> None:
     assert "\nlicense: unknown\n" in (folder / "README.md").read_text()
     refused = CliRunner().invoke(main, ["sample", str(folder)])
     assert refused.exit_code == 1 and "is an ordinary pipeline: open it with diffusers" in refused.output
+
+
+AGAIN = """
+for folder, call in given.items():
+    pipeline = opened(folder)
+    images = pipeline(**call, seeds=SEEDS, output_type="pt").images
+    for options in ({}, {"safe_serialization": False}, {"variant": "fp16"}, {"max_shard_size": "20KB"}):
+        folder += "-again"
+        pipeline.save_pretrained(folder, **options)
+        pipeline = opened(folder, variant=options.get("variant"))
+        assert torch.equal(pipeline(**call, seeds=SEEDS, output_type="pt").images, images), options
+"""
+
+
+def test_what_diffusers_saves_again_it_opens_again(tmp_path: Path) -> None:
+    """In other forms of weights, too; the last folder in a process that has seen nothing of the first one's code."""
+    calls = {}
+    for name, call in (("labels", LABELS), ("texts", TEXTS)):
+        pipeline, folder = dense(tmp_path / name, Flow(), {"steps": 2}, name == "texts"), tmp_path / f"{name}-dense"
+        save_dense(pipeline.components, "a card", folder)
+        calls[str(folder)] = call
+    run_alone(AGAIN, calls, tmp_path / "home")
+    last = {f"{folder}{4 * '-again'}": call for folder, call in calls.items()}
+    run_alone("for folder, call in given.items(): opened(folder)(**call, seeds=SEEDS)", last, tmp_path / "other-home")

@@ -40,11 +40,16 @@ def holders(made: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     folder = tmp_path_factory.mktemp("holders")
     DDMPipeline.from_run(made).save_pretrained(folder / "mixture")
     save_dense(DDMPipeline.from_run(made, model="monolith").components, "a card", folder / "dense")
+    shutil.copytree(folder / "dense", folder / "again")  # as diffusers saves it: without our fields
+    index = json.loads((folder / "again/model_index.json").read_text())
+    ours = {name: value for name, value in index.items() if not name.startswith("_ddm_ray")}
+    (folder / "again/model_index.json").write_text(json.dumps(ours))
     own = network_of(made, MONOLITH).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in own.items()}, folder / "ours.safetensors")
     return {
         "run": {"source": made.url, "network": "monolith"},
         "dense": {"source": str(folder / "dense")},
+        "again": {"source": str(folder / "again")},
         "file": {"source": str(folder / "ours.safetensors")},
         "mixture": {"source": str(folder / "mixture"), "network": "expert 1"},
     }
@@ -62,7 +67,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("holder", ["run", "dense", "file", "mixture"])
+@pytest.mark.parametrize("holder", ["run", "dense", "again", "file", "mixture"])
 def test_whatever_holds_it_the_weights_are_those(
     made: Run, holders: dict[str, Any], holder: str, tmp_path: Path
 ) -> None:

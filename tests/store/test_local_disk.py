@@ -1,13 +1,21 @@
 """A local disk is read by regular files alone, whatever else lies there, and every entry can be listed."""
 
+import errno
 import os
+import re
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ddm_ray.cli import main
+from ddm_ray.config import load_recipe
 from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
+from ddm_ray.run.manifest import SCHEMA
+from ddm_ray.store.checksummed import seal
 from ddm_ray.store.store import Store
 from tests.store_meter import StoreMeter
 
@@ -47,6 +55,48 @@ def test_what_is_no_file_is_refused_at_once(store: Store, tmp_path: Path, kind: 
             read("x")
         assert not refused.value.passes
     assert {"x", "y"} <= Store(str(tmp_path.parent)).sizes(tmp_path.name).keys()
+
+
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that can't sync folders, as some of networks and in user space."""
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        os_fsync(descriptor)
+
+    os_fsync = os.fsync
+    monkeypatch.setattr("os.fsync", fsync)
+
+
+@pytest.mark.usefixtures("unsynced")
+def test_a_disk_that_cannot_sync_folders_is_refused_for_good_and_gets_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="Invalid argument") as refused:
+        Store(f"{tmp_path}/a/b").create("c/d", b"1")
+    assert not refused.value.passes and not list(tmp_path.iterdir())
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/other").touch()
+    with pytest.raises(StorageError):
+        Store(f"{tmp_path}/a").create("c/d", b"1")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "other"]
+
+
+@pytest.mark.usefixtures("unsynced")
+def test_no_run_is_left_where_none_can_be_made(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = CliRunner().invoke(main, ["init", f"{tmp_path}/new/run", "--recipe", "tiny"])
+        assert done.exit_code == 1 and re.search(
+            "no run can be made here: .*Invalid argument; choose another folder", done.stderr
+        )
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("unsynced")
+def test_commands_on_a_run_that_was_made_there_do_not_ask_to_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(seal({"schema": SCHEMA, "config": load_recipe("tiny").model_dump(mode="json")}))
+    done = CliRunner().invoke(main, ["islands", "drain", str(tmp_path), "north"])
+    assert done.exit_code == 1 and "Invalid argument" in done.stderr, done.output
 
 
 def test_links_are_followed_once_and_never_up(store: Store, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_it_is_told_while_training_and_at_the_end(short_run: Run, monkeypatch: p
     last = seen[-1]
     assert (last["heldout_step"], last["heldout_loss"]) == (12, pytest.approx(info.loss))
     text = describe(status(short_run, EXPERT))
-    assert f", held out {info.loss:.4f}, " in text
+    assert f", held out {info.loss:.4f} (EMA weights), " in text
 
 
 @pytest.mark.usefixtures("world_of_one")

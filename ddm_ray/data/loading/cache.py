@@ -3,7 +3,6 @@
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -13,12 +12,12 @@ from uuid import uuid4
 
 from ddm_ray.data.loading.verified import Stamp, VerifiedFile, stamp_of
 from ddm_ray.data.scratch import OTHER_CACHE, close_to_others, own_folder
-from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.errors import CorruptArtifact
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.manifest import FileRecord, Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.store.disk import inode, locked
-from ddm_ray.store.refusals import as_storage_error
+from ddm_ray.store.refusals import as_storage_error, temporary_folder
 
 SIDE_BY_SIDE = 4
 
@@ -58,7 +57,7 @@ def local_files(run: Run, manifest: Manifest, names: Sequence[str], cache: str |
 
 def cache_root(cache: str | None) -> Path:
     """The folder below which copies lie, each artifact's in a folder named by its digest."""
-    return Path(cache) if cache else Path(tempfile.gettempdir()) / f"ddm-ray-{os.geteuid()}"
+    return Path(cache) if cache else Path(temporary_folder()) / f"ddm-ray-{os.geteuid()}"
 
 
 def _notes() -> Path:
@@ -81,8 +80,9 @@ def _verified(run: Run, manifest: Manifest, name: str, path: Path) -> VerifiedFi
         file.verify_once(_notes())
     except FileNotFoundError:
         raise _gone(run, manifest, name) from None
-    except OSError as error:
-        raise StorageError(f"{run.url}/{manifest.artifact}/{name}: {error.strerror}") from None
+    except OSError:
+        with as_storage_error(f"{run.url}/{manifest.artifact}/{name}"):
+            raise
     return file
 
 

@@ -15,12 +15,12 @@ from ddm_ray.data.partition.file_plan import ShardFile, write_rows
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import TRAIN, data_dtype, shard_file_schema
-from ddm_ray.data.sharded.kept_records import as_temporary_error
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.run.graph import PARTITION, shard
 from ddm_ray.run.manifest import FileRecord
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import canonical, read_sealed, seal, sha256, unseal
+from ddm_ray.store.refusals import as_temporary_error
 
 FOLDER = f"{PARTITION}/_files"
 

@@ -16,6 +16,7 @@ from ddm_ray.data.partition.report import report, report_of
 from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
+from ddm_ray.remedies import Make
 from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
 from ddm_ray.run.info import CentroidsInfo, PartitionInfo, ShardInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, sha256
@@ -206,14 +207,14 @@ def _collect(run: Run, on_progress: OnProgress) -> Manifest:
                 raise DataError(
                     f"{run.url}/{artifact}: its rows were made with another {part} ({own}) than another owner's"
                     f" ({networks[part]}): all need the same files",
-                    run.make(artifact),
+                    Make(run.url, artifact),
                 )
         counted = len(info.counts_C)
         if counted != num_classes:
             raise DataError(
                 f"{run.url}/{artifact}: counts {counted} classes, this run has {num_classes}; its owner makes it"
                 " again, in a run of this configuration",
-                run.make(artifact),
+                Make(run.url, artifact),
             )
     manifest = _commit(run, list(manifests.values()), None, run.identity(PARTITION))
     _show_sizes(manifest, on_progress)

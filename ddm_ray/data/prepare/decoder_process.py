@@ -17,7 +17,7 @@ from ddm_ray.core.names import FitName
 from ddm_ray.data.images import FITS
 from ddm_ray.data.prepare.decoder import ENVIRONMENT, HEADER, MEMORY, NOT_FRESH, OUT_OF_MEMORY, READY, SECONDS, SIZE
 from ddm_ray.errors import DataError
-from ddm_ray.store.refusals import as_storage_error
+from ddm_ray.store.refusals import as_temporary_error
 
 TOO_LARGE = f"needs more than {MEMORY >> 20} MiB to be decoded"
 TOO_SLOW = f"needs more than {SECONDS} s to be decoded"
@@ -83,7 +83,7 @@ class _Decoder:
     def __init__(self) -> None:
         """Start it. Raises DataError if it exits at once, StorageError if its shared file can't be written."""
         path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
-        with as_storage_error(tempfile.gettempdir()), tempfile.TemporaryFile() as shared:
+        with as_temporary_error(), tempfile.TemporaryFile() as shared:
             shared.write(bytes(SIZE.size))  # allocates the block: a hole can't be filled once the disk is full
             shared.flush()
             self._place = mmap.mmap(shared.fileno(), SIZE.size)

@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 
 from ddm_ray.data.sharded.chunk_store import HASH
-from ddm_ray.data.sharded.kept_records import as_temporary_error
+from ddm_ray.store.refusals import as_temporary_error
 
 AT_ONCE = 2**22
 """Approximate number of values in memory: 32 MiB, and as much again while they are sorted."""

@@ -4,21 +4,14 @@ import os
 import pickle
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Generic
 
 from ddm_ray.data.read_ahead import read_ahead
 from ddm_ray.data.sharded.chunk_store import ChunkStore, RecordT
 from ddm_ray.run.chunk_records import ChunkKey
-from ddm_ray.store.refusals import as_storage_error
+from ddm_ray.store.refusals import as_temporary_error
 
 MAX_READERS = 16
-
-
-def as_temporary_error() -> AbstractContextManager[None]:
-    """Turn local disk errors in the system's temporary folder into a StorageError of one line."""
-    return as_storage_error(Path(tempfile.gettempdir()), "make room there, or name another folder by TMPDIR")
 
 
 class KeptRecords(Collection[RecordT], Generic[RecordT]):

@@ -1,5 +1,6 @@
 """A server in the foreground: Serve with one application, the gateway before it, and their end by a signal."""
 
+import json
 import logging
 import random
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, shown
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
 from ddm_ray.serve.http.authentication.bearer import TOKENS
-from ddm_ray.spelling import one_line
+from ddm_ray.spelling import one_line, shell_line
 
 
 def serve_run(
@@ -136,12 +137,13 @@ def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
     url = _url(host, port)
     authenticator = args.authenticator()
     token = "" if authenticator is None else f" -H '{authenticator.header}'"
-    body = f'{{"prompt": "{prompt}", "size": "{side}x{side}", "response_format": "png"}}'
+    fields = {"prompt": prompt, "size": f"{side}x{side}", "response_format": "png"}
+    body = shell_line(json.dumps(fields, ensure_ascii=False))
     return (
         f"Serving {args.run} at {url} (routes: {url}/openapi.json) on {args.device}; stop with Ctrl-C.\n"
         f"{_unfinished(version)}"
         f"Open {url}/ in a browser, or try:\n"
-        f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d '{body}' -o image.png"
+        f"  curl {url}/v1/images/generations{token} -H 'Content-Type: application/json' -d {body} -o image.png"
     )
 
 

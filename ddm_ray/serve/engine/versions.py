@@ -101,7 +101,9 @@ class Versions:
             first, run = self.experts[0], self._run
             if run.by_hand(first):
                 raise ServeError(f"no {first.kind} of {run.url} is accepted yet", Accept(run.url, first))
-            raise ServeError(f"no {first.kind} of {run.url} has published weights yet", run.make(first))
+            raise ServeError(
+                f"no {first.kind} of {run.url} has published weights yet", run.make(first, with_others=True)
+            )
         return Version(experts, chosen.get(ROUTER))
 
     async def loadable(self, load: "Load", strict: bool = False) -> Version:

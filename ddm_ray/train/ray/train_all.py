@@ -16,6 +16,7 @@ from ddm_ray.jobs.observer import LOOK_SECONDS, Observer
 from ddm_ray.jobs.status import Status, status
 from ddm_ray.jobs.stops import StopRequests
 from ddm_ray.placement import TrainPlacement
+from ddm_ray.remedies import Make
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.submitted import submitted_job
@@ -232,7 +233,7 @@ class _Job:
         error = self.driver.error()
         if isinstance(error, RayError):
             raise error
-        return error or GaveUp(f"{self.artifact} ended uncommitted", self.run.make(self.artifact))
+        return error or GaveUp(f"{self.artifact} ended uncommitted", Make(self.run.url, self.artifact))
 
 
 def _as_begun(statuses: Sequence[Status], running: list[_Job], files: Mapping[Artifact, JobFiles]) -> list[Status]:

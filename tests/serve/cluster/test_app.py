@@ -51,10 +51,11 @@ def test_an_impossible_address_is_told(tiny_run: Run, host: str, port: int) -> N
 
 def test_an_unfinished_run_says_what_is_missing(tmp_path: Path) -> None:
     run = Run.create(str(tmp_path / "run"), load_recipe("tiny"))
-    with pytest.raises(ServeError, match=r"has no partition yet; make partition$"):
+    with pytest.raises(ServeError, match=r"has no partition yet; first make rows$"):
         build_app(ServeArgs(run=run.url))
     run = make_data(str(tmp_path / "data"), num_rows=40)
-    with pytest.raises(ServeError, match=r"no expert of .*/data has published weights yet; make experts/000$"):
+    missing = r"no expert of .*/data has published weights yet; make experts/000 and the other models$"
+    with pytest.raises(ServeError, match=missing):
         build_app(ServeArgs(run=run.url))
 
 

@@ -107,7 +107,7 @@ def test_nothing_to_train_on_is_told_before_ray_starts(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["init", str(tmp_path / "run"), "--recipe", "tiny"]).exit_code == 0
     done = CliRunner().invoke(main, ["train", str(tmp_path / "run"), "all"])
     assert done.exit_code == 1
-    assert "has no finished partition/shards/cluster=000 yet; make it with: ddm partition" in done.stderr
+    assert "has no finished partition/shards/cluster=000 yet; begin with: ddm prepare" in done.stderr
 
 
 @pytest.mark.parametrize(
