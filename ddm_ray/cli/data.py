@@ -124,6 +124,8 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
                 say(line)
         if others := info.rejected - sum(reason.rows for reason in info.reasons):
             say(f"{others:>8} for other reasons")
+    for loss in info.losses:
+        warn(f"{loss.rows} images are used that lost something: {loss.reason}, e.g. {loss.id}")
     if info.ignored:
         counts = sorted(info.ignored.items(), key=lambda ending: -ending[1])
         endings = ", ".join(f"{count} {ending}" for ending, count in counts)
