@@ -11,6 +11,7 @@ from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.errors import DataError
+from ddm_ray.plain_text import name_forms
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 
@@ -65,12 +66,12 @@ def _classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, .
         raise DataError(f"data.source {url!r}: a folder has no captions; give WebDataset tars or parquet files")
     if not conditions.needed:
         return None
-    folders = sorted({file.split("/")[0] for file in files if "/" in file})
+    folders = sorted(name_forms(file.split("/")[0] for file in files if "/" in file))
     if not folders:
         each = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
         fix = Begin(field="data.num_classes", value="1")
         raise DataError(f"data.source {url!r}: no folders in it; put {each}, unless all are of one class", fix)
-    names = set(conditions.config.class_names)
+    names = name_forms(conditions.config.class_names)
     if not conditions.counted or names & set(folders):
         # Otherwise every image of a misspelt class would be left out.
         if strays := sorted(set(folders) - names):
