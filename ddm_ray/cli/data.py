@@ -110,6 +110,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
     """Print which images were left out of the rows and why, and the names of labels."""
     from ddm_ray.data.prepare.records import REJECTED
     from ddm_ray.data.reasons import CUT
+    from ddm_ray.data.sources.skipped import HIDDEN
     from ddm_ray.run.graph import ROWS
 
     info = RowsInfo.of(run.require(artifact))
@@ -129,7 +130,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
     if info.ignored:
         counts = sorted(info.ignored.items(), key=lambda ending: -ending[1])
         endings = ", ".join(f"{count} {ending}" for ending, count in counts)
-        warn(f"{sum(info.ignored.values())} files of other kinds aren't read: {endings}")
+        (say if info.ignored.keys() == {HIDDEN} else warn)(f"{sum(info.ignored.values())} files aren't read: {endings}")
     if not info.rows_heldout and artifact == ROWS:
         none = "neither training nor evaluation will have held-out losses"
         warn(f"no row is held out (data.heldout {run.config.data.heldout}): {none}")

@@ -27,14 +27,15 @@ class Collection(Source):
 
     def list(self) -> Listing:
         """See Source. If the run only counts its classes, they are named by class folders."""
-        sizes = self.files.sizes()
+        skipped = Counter[str]()
+        sizes = self.files.sizes(skipped)
         name = self.conditions.config.format or self._sniff(sizes)
         chosen = format_named(name)
         own = {path: size for path, size in sizes.items() if chosen.owns(path)}
         listing = chosen.list(self, own) if own else Listing(())
         if not listing.units:
             raise DataError(f"data.source {self.files.url!r}: no {chosen.plural} in it (data.format {name})")
-        return replace(listing, ignored=_endings(path for path in sizes if path not in own))
+        return replace(listing, ignored=_endings(path for path in sizes if path not in own) | skipped)
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""

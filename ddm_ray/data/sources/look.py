@@ -16,6 +16,7 @@ from ddm_ray.data.sources import is_here, open_source
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, ending, format_of
 from ddm_ray.data.sources.folder import CLASSLESS
+from ddm_ray.data.sources.skipped import HIDDEN
 from ddm_ray.errors import ConfigError, DataError, StorageError
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import amount, some
@@ -65,7 +66,8 @@ def look(config: RunConfig) -> SourceLook:
     if count is not None:
         lines[0] += "" if alone else f", {count:,} rows"
         _require_enough(config, source.files.url, count)
-    warnings = _ignored(listing)
+    lines += [line for line in _ignored(listing) if listing.ignored.keys() == {HIDDEN}]
+    warnings = [] if listing.ignored.keys() == {HIDDEN} else _ignored(listing)
     if folders and source.conditions.needed:
         lines.append(f"classes: {_counted(folders)}")
         warnings += _classless(config, folders, len(files) - sum(folders.values()))
@@ -135,7 +137,7 @@ def _ignored(listing: Listing) -> list[str]:
         return []
     endings = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.items())
     convert = "; convert photographs to JPEG or PNG first" if TO_CONVERT & listing.ignored.keys() else ""
-    return [f"{sum(listing.ignored.values())} files of other kinds aren't read: {endings}{convert}"]
+    return [f"{sum(listing.ignored.values())} files aren't read: {endings}{convert}"]
 
 
 def _classless(config: RunConfig, folders: dict[str, int], outside: int) -> list[str]:

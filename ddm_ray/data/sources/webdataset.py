@@ -21,9 +21,7 @@ from ddm_ray.store.refusals import refusal
 
 TEXT_KEYS = ("caption", "text")
 CLASS_KEYS = ("label", "cls", "class")
-TWICE = (
-    "its key comes twice in the tar: pack it sorted: `find FOLDER -type f | LC_ALL=C sort | tar -cf NEW.tar -T -`"
-)
+TWICE = "its key comes twice in the tar: pack it sorted: `find FOLDER -type f | LC_ALL=C sort | tar -cf NEW.tar -T -`"
 STATED_BYTES = 4 * 2**20
 """Maximum size of a member that states a condition."""
 HEADER_BYTES = 2**18
