@@ -56,8 +56,8 @@ def test_so_is_a_bucket(photos: Path, tmp_path: Path) -> None:
     with s3_server(tmp_path / "log"):
         source = open_source(CONFIG, upload(photos, "photos"))
         assert sorted(row.id for row in everything(source)) == ["cats/a.png", "cats/b.png", "dogs/a.png", "dogs/b.png"]
-        whole = {key.replace("in one", "in runs/one"): count for key, count in COUNTS.items()}
-        assert source.list().ignored == whole
+        expected = {key.replace("in one", "in runs/one"): count for key, count in COUNTS.items()}
+        assert source.list().ignored == expected
 
 
 def test_who_names_such_a_folder_gets_it(photos: Path) -> None:
