@@ -17,6 +17,7 @@ from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, ending, format_of
 from ddm_ray.data.sources.folder import CLASSLESS
 from ddm_ray.data.sources.skipped import HIDDEN
+from ddm_ray.data.sources.splits import class_folder
 from ddm_ray.errors import ConfigError, DataError, StorageError
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import amount, some
@@ -61,7 +62,8 @@ def look(config: RunConfig) -> SourceLook:
     folders, chosen = dict[str, int](), format_of(files[0][0])
     alone = chosen is not None and chosen.one_image_each
     if alone:
-        folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
+        in_folders = (class_folder(path, config.data.split) for path, _ in files)
+        folders = dict(sorted(Counter(folder for folder in in_folders if folder).items()))
     count = count_listed_rows(source, listing)
     if count is not None:
         lines[0] += "" if alone else f", {count:,} rows"
