@@ -3,6 +3,8 @@
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""First bytes of a file that stands for a larger one, which Git LFS has not fetched."""
 _MARK = "\ufeff"
 """A byte-order mark, which some editors write before the text."""
 

@@ -46,7 +46,7 @@ BELOW: dict[str, set[str]] = {
     "ray_session": BESIDE | {"cores", "environment", "ray_internals"},
     "watch": BESIDE,
     "core": {"errors", "spelling"},
-    "models": {"errors", "remedies", "parsing", "spelling", "config", "core"},
+    "models": TEXT | {"errors", "remedies", "config", "core"},
     "sampling": BESIDE | {"core", "models", "pictures"},
     "data": SAMPLING | {"environment", "memory"},
     "train": SAMPLING | {"data", "cores", "environment", "memory", "ray_session", "ray_internals"},

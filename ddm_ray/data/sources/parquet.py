@@ -82,6 +82,7 @@ def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[st
     DataError if only some names are the run's, and for more classes than a run counts that names none.
     """
     where = files.where(unit.files[0])
+    files.check(unit.files[0], unit.sizes[0])
     with _as_data_error(where), files.open_anywhere(unit.files[0]) as file:
         schema = pq.read_schema(file)
     if not conditions.needed or conditions.captions:
