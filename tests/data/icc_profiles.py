@@ -21,6 +21,12 @@ def xyz_of(primaries: Sequence[tuple[float, float]]) -> np.ndarray:
     return columns * np.linalg.solve(columns, D65)
 
 
+def linear(levels: np.ndarray) -> np.ndarray:
+    """Light, in [0, 1], of levels of sRGB, 0 to 255, by IEC 61966-2-1."""
+    share = levels / 255
+    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+
 def rgb(primaries: Sequence[tuple[float, float]] = SRGB, gamma: float = 2.2) -> bytes:
     """A profile of RGB with these primaries and a gamma curve."""
     adapt = np.linalg.inv(BRADFORD) @ np.diag((BRADFORD @ D50) / (BRADFORD @ D65)) @ BRADFORD
