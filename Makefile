@@ -44,7 +44,7 @@ docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
-# SLICE=3/10 for a tenth of its files, without the tests that draw all faults.
+# SLICE=3/10 for a tenth of its tests, without the tests that draw all faults.
 chaos: $(READY)
 	@$(BIN)/pytest -n 2 -m chaos $(if $(SLICE),--slice $(SLICE) -k 'not [every')
 

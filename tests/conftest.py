@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slice", metavar="K/N", help="the K-th of N shares of the files, K from 0")
+    parser.addoption("--slice", metavar="K/N", help="the K-th of N shares of the tests, K from 0")
     parser.addoption("--in-bucket", action="store_true", help="runs of tests/train/ray lie in a bucket, not a folder")
 
 

@@ -38,16 +38,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(tier_of({mark.name for mark in item.iter_markers()}))
     yield  # type: ignore[misc]
     if share := config.getoption("slice"):
-        kept = in_slice([item.nodeid.partition("::")[0] for item in items], share)
-        left = [item for item in items if item.nodeid.partition("::")[0] not in kept]
-        items[:] = [item for item in items if item.nodeid.partition("::")[0] in kept]
+        kept = in_slice([item.nodeid for item in items], share)
+        left = [item for item in items if item.nodeid not in kept]
+        items[:] = [item for item in items if item.nodeid in kept]
         config.hook.pytest_deselected(items=left)
 
 
-def in_slice(files: list[str], share: str) -> set[str]:
-    """The files of a share, as `2/10`; all shares together are all files."""
+def in_slice(tests: list[str], share: str) -> set[str]:
+    """The tests of a share, as `2/10`; all shares together are all tests."""
     which, number = map(int, share.split("/"))
-    return set(sorted(set(files))[which % number :: number])
+    return set(sorted(tests)[which % number :: number])
 
 
 @pytest.hookimpl(wrapper=True)
