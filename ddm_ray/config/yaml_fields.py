@@ -4,8 +4,9 @@ YAML itself guesses: it makes False of `no`, 8 of `010`, a date of `2024-01-01`,
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -39,19 +40,21 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # noqa: RUF012
 
 
-def _construct(kind: str, text: str) -> Any:
-    plain = text.replace("_", "").lower()
-    if kind == "int":
-        return int(plain)
-    if kind == "float":
-        return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
-    return None if kind == "null" else plain == "true"
+def _construct(kind: str, loader: yaml.SafeLoader, node: yaml.ScalarNode) -> _Scalar:
+    plain = node.value.replace("_", "").lower()
+    values: dict[str, Callable[[], Any]] = {
+        "null": lambda: None,
+        "bool": lambda: plain == "true",
+        "int": lambda: int(plain),
+        "float": lambda: float(plain.replace(".inf", "inf").replace(".nan", "nan")),
+    }
+    return _Scalar(node.value, values[kind]())
 
 
 for _kind, _pattern in _PATTERNS.items():
     _tag = f"tag:yaml.org,2002:{_kind}"
     _Loader.add_implicit_resolver(_tag, _pattern, None)
-    _Loader.add_constructor(_tag, lambda loader, node, kind=_kind: _Scalar(node.value, _construct(kind, node.value)))
+    _Loader.add_constructor(_tag, partial(_construct, _kind))
 
 
 def read_yaml(text: str | bytes, where: str, model: Any = Any) -> Any:
