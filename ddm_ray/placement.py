@@ -288,7 +288,7 @@ class _IslandsFile(StrictModel):
 def load_islands(path: str) -> dict[str, Island]:
     """The islands of an islands.yaml, by name. Raises ConfigError for an unreadable file or an unknown key."""
     try:
-        islands = _IslandsFile.model_validate(read_yaml(Path(path).read_bytes(), path)).islands
+        islands = _IslandsFile.model_validate(read_yaml(Path(path).read_bytes(), path, _IslandsFile)).islands
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValidationError as error:

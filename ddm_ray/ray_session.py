@@ -23,6 +23,7 @@ import ray
 from ddm_ray.cores import usable_cores
 from ddm_ray.environment import prepare_ray, variables
 from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
+from ddm_ray.plain_text import from_utf8, stripped
 from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, NO_WATCHER, TOKEN_LOADER
 from ddm_ray.remedies import Give
 from ddm_ray.spelling import one_line
@@ -276,7 +277,7 @@ def _private() -> dict[str, str]:
 def _token(path: str) -> dict[str, str]:
     """Return the environment of a process with the token in this file."""
     try:
-        token = Path(path).expanduser().read_text().strip()
+        token = stripped(from_utf8(Path(path).expanduser().read_bytes()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"token_file {path}: {one_line(error, 200)}") from None
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}

@@ -128,8 +128,8 @@ def test_a_setting_of_another_form_is_shown_the_form(setting: str) -> None:
     ("setting", "expected"),
     [
         ("name.first=x", "'name' has no fields below it"),
-        ("name=[1, 2", "not YAML"),
-        ("name=!!python/object:os.system x", "not YAML: line 1, column 1: could not determine a constructor"),
+        ("expert=[1, 2", "not YAML"),
+        ("expert=!!python/object:os.system x", "not YAML: line 1, column 1: could not determine a constructor"),
     ],
 )
 def test_a_setting_that_cannot_be_applied(setting: str, expected: str) -> None:

@@ -48,7 +48,7 @@ def test_the_messy_folder_is_what_it_says_and_the_same_in_each_format(
 @pytest.mark.parametrize(
     ("status", "text", "surprises"),
     [
-        (0, "rows 100%  2000 rows, 3 rejected (38 s)\nwarning: 1 files of other kinds aren't read: 1 .txt\n", 0),
+        (0, "rows 100%  2000 rows, 3 rejected (38 s)\nwarning: 1 files aren't read: 1 .txt\n", 0),
         (1, "device: workers train on the CPU\nerror: storage is full\n", 0),
         (-9, "rows 10%\n", 0),
         (1, "it failed\n", 1),

@@ -26,12 +26,13 @@ BINDING = {ast.arg: "arg", ast.alias: "asname"} | dict.fromkeys(
     (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs), "name"
 )
 
-BESIDE = {"errors", "remedies", "parsing", "spelling", "submitted", "config", "placement", "store", "run", "jobs"}
+TEXT = {"parsing", "plain_text", "spelling"}
+BESIDE = TEXT | {"errors", "remedies", "submitted", "config", "placement", "store", "run", "jobs"}
 SAMPLING = BESIDE | {"core", "models", "pictures", "sampling"}
 RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "ray_session", "watch"}
 # What each part of ddm_ray may import from the others.
 BELOW: dict[str, set[str]] = {
-    **{name: set() for name in ("__init__", "environment", "memory", "parsing", "remedies", "spelling", "submitted")},
+    **{name: set() for name in (*sorted(TEXT), "__init__", "environment", "memory", "remedies", "submitted")},
     "errors": {"remedies", "spelling"},
     "exit_codes": {"errors"},
     "config": {"errors", "remedies", "spelling"},
@@ -45,7 +46,7 @@ BELOW: dict[str, set[str]] = {
     "ray_session": BESIDE | {"cores", "environment", "ray_internals"},
     "watch": BESIDE,
     "core": {"errors", "spelling"},
-    "models": {"errors", "remedies", "parsing", "spelling", "config", "core"},
+    "models": TEXT | {"errors", "remedies", "config", "core"},
     "sampling": BESIDE | {"core", "models", "pictures"},
     "data": SAMPLING | {"environment", "memory"},
     "train": SAMPLING | {"data", "cores", "environment", "memory", "ray_session", "ray_internals"},
@@ -58,7 +59,7 @@ BELOW: dict[str, set[str]] = {
 }
 # The tables that configuration and mathematics share; torch-free, as both their readers need them.
 TABLES = {"core.names", "core.solvers"}
-STDLIB_ONLY = {"__init__", "cores", "errors", "exit_codes", "memory", "parsing", "remedies", "spelling", "submitted"}
+STDLIB_ONLY = {"__init__", "cores", "errors", "exit_codes", "memory", "remedies", "submitted"} | TEXT
 STDLIB_ONLY |= TABLES | {"environment"}
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "store", "run", "jobs", "watch"}
 DEEPSPEED = {"train.deepspeed_setup"}

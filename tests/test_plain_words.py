@@ -16,10 +16,10 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3520,
-    "config": 1480,
+    "cli": 3530,
+    "config": 1550,
     "core": 1880,
-    "data": 8480,
+    "data": 8530,
     "evaluate": 3360,
     "islands": 1960,
     "jobs": 2520,

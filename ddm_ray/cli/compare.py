@@ -74,7 +74,8 @@ def _features(text: str) -> "EmbedderConfig":
 
     where = f"--features {text}"
     try:
-        network = EvaluateConfig(features=read_yaml(text, where)).features
+        kind = EvaluateConfig.model_fields["features"].annotation
+        network = EvaluateConfig(features=read_yaml(text, where, kind)).features
     except ValidationError as error:
         raise ConfigError(f"{where}: {invalid_fields(error)}") from None
     if network is None:

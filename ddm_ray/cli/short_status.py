@@ -129,7 +129,9 @@ def _facts(status: Status) -> Iterator[str]:
     elif isinstance(info, TrainedInfo):
         yield from (f"{info.step} steps", f"loss {info.loss:.4f}", f"in {duration(info.seconds)}")
     elif isinstance(info, RowsInfo):
-        yield f"{info.rows:,} images" + (f", {info.rejected:,} left out" if info.rejected else "")
+        lost = sum(loss.rows for loss in info.losses)
+        counts = [(info.rows, "images"), (info.rejected, "left out"), (lost, "lost something")]
+        yield ", ".join(f"{count:,} {what}" for count, what in counts if count or what == "images")
     elif isinstance(info, PartitionInfo):
         yield f"{len(info.rows_K)} clusters"
     elif isinstance(info, EvaluationInfo):

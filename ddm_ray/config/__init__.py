@@ -10,11 +10,12 @@ from ddm_ray.config.networks import (
     NetworkConfig,
     Precision,
 )
-from ddm_ray.config.recipe import about_recipe, load_recipe, read_yaml, recipe_names, recipe_text
+from ddm_ray.config.recipe import about_recipe, load_recipe, recipe_names, recipe_text
 from ddm_ray.config.run import RunConfig, invalid_fields, parse_config
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.config.training import DenoiserJob, InitFrom, RouterJob, StudentJob, TrainConfig
+from ddm_ray.config.yaml_fields import read_yaml
 
 __all__ = [
     "SIZES",

@@ -77,6 +77,11 @@ class DataConfig(StrictModel):
     format: str | None = Field(
         default=None, min_length=1, description="of files, one of those below; none: told by their names"
     )
+    split: str | None = Field(
+        default=None,
+        min_length=1,
+        description="of a source with folders or files named train, val, test: one of them, or all",
+    )
     image_column: str | None = Field(default=None, min_length=1, description="none: found by type and usual names")
     condition_column: str | None = Field(default=None, min_length=1, description="of labels or texts; none: likewise")
     duplicates: Literal["keep", "drop"] = Field(default="keep", description="files of equal bytes")

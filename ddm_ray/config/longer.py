@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from ddm_ray.config.recipe import read_yaml
 from ddm_ray.config.run import RunConfig, parse_config
 from ddm_ray.config.training import InitFrom, TrainConfig
+from ddm_ray.config.yaml_fields import read_yaml
 from ddm_ray.errors import ConfigError
 
 Part = Literal["expert", "router", "student"]

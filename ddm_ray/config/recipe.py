@@ -5,9 +5,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ddm_ray.config.run import RunConfig, parse_config
+from ddm_ray.config.yaml_fields import read_setting, read_yaml
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import meant, one_line
 
@@ -54,7 +53,7 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
         shipped = recipe_names()
         known = f"neither a shipped one ({', '.join(shipped)}) nor a .yaml file{meant(recipe, shipped)}"
         raise ConfigError(f"recipe {recipe!r} is {known}")
-    fields = read_yaml(text, f"recipe {recipe}")
+    fields = read_yaml(text, f"recipe {recipe}", RunConfig)
     if not isinstance(fields, dict):
         raise ConfigError(f"recipe {recipe}: holds no fields; write one as `name: value` lines")
     named = {setting.partition("=")[0] for setting in settings}
@@ -69,18 +68,6 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     return parse_config(fields, f"recipe {recipe}" + (f" with {' '.join(settings)}" if settings else ""))
 
 
-def read_yaml(text: str | bytes, where: str) -> Any:
-    """The plain data in YAML text. Raises ConfigError, naming `where`, for what isn't YAML in UTF-8."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{where}: not YAML: {place}{error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-99-99
-        raise ConfigError(f"{where}: not YAML: {one_line(error)}") from None
-
-
 def _apply(fields: dict[str, Any], setting: str) -> None:
     path, equals, value = setting.partition("=")
     *parents, last = path.split(".")
@@ -91,4 +78,4 @@ def _apply(fields: dict[str, Any], setting: str) -> None:
         here = here.setdefault(parent, {})
         if not isinstance(here, dict):
             raise ConfigError(f"setting {setting!r}: {parent!r} has no fields below it")
-    here[last] = read_yaml(value, f"setting {setting!r}")
+    here[last] = read_setting([*parents, last], value, f"setting {setting!r}", RunConfig)

@@ -41,8 +41,8 @@ class SamplingSettings(StrictModel):
         default=None,
         description="Experts of an image, such as "
         + ", ".join(form.example for form in STRATEGIES.values() if form.asked)
-        + ". once is ancestral sampling: one expert, drawn beforehand. Where a run names none: what its own evaluation found best,"
-        " and once until it has one.",
+        + ". once is ancestral sampling: one expert, drawn beforehand. Where a run names none: what its own evaluation"
+        " found best, and once until it has one.",
     )
     solver: SolverName = Field(
         default=SOLVER,

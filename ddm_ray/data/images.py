@@ -5,7 +5,8 @@ import math
 import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import get_args
 
 import numpy as np
@@ -13,7 +14,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.core.names import FitName
+from ddm_ray.data.profiles import NO_PROFILE, in_srgb, profile_of_jp2
 from ddm_ray.pictures.png import to_png
+from ddm_ray.plain_text import LFS_POINTER
 from ddm_ray.spelling import one_line
 
 # Recognised by content, whatever the file's name. A subset of Pillow's: one of its plug-ins starts another program.
@@ -59,20 +62,67 @@ _UPRIGHT = {
 }
 _SIDEWAYS = {5, 6, 7, 8}
 _MAX_LETTERS = 200
+_PNG = b"\x89PNG\r\n\x1a\n"
+_NEEDED = frozenset({b"tRNS", b"iCCP", b"eXIf"})
+"""Types of a PNG's chunks that say how to show its pixels, besides the critical ones."""
 # Images of more than _LARGE pixels are converted and shrunk in bands of _BAND pixels.
 _LARGE, _BAND = 2**24, 2**21
 
 
-def decode(encoded: bytes | None, shape: tuple[int, int, int], fit: FitName = "crop") -> np.ndarray:
-    """Decode the first frame, upright and over white, and resize it: pixels_HWC uint8 of `shape` (C, H, W).
+def decode(
+    encoded: bytes | None, shape: tuple[int, int, int], fit: FitName = "crop", remarks: list[str] | None = None
+) -> np.ndarray:
+    """Decode the first frame, upright, in sRGB and over white, and resize it: pixels_HWC uint8 of `shape` (C, H, W).
 
     `fit`: keep the centre of an image of other proportions (crop), all of it between black bars (pad), or all of it
     distorted. An image that already has the size keeps its pixels. A JPEG, or an image of more than 2^24 pixels, is
-    first shrunk to no less than twice the size. Raises one of DECODER_ERRORS, also for a file that ends early, and for
-    more than MAX_PIXELS; `rejection` turns it into a line.
+    first shrunk to no less than twice the size. What the image loses is appended to `remarks`. Raises one of
+    DECODER_ERRORS, also for a file that ends early, and for more than MAX_PIXELS; `rejection` turns it into a line.
     """
     if not encoded:
         raise ValueError("empty file")
+    if encoded.startswith(LFS_POINTER):
+        raise ValueError("a pointer of Git LFS, not the image; fetch it: git lfs pull")
+    remarks = [] if remarks is None else remarks
+    try:
+        return _decoded(encoded, shape, fit, remarks)
+    except DECODER_ERRORS as error:
+        if not encoded.startswith(_PNG):
+            raise
+        return _decoded_alone(encoded, shape, fit, remarks, error)
+
+
+def _decoded_alone(
+    encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks: list[str], error: Exception
+) -> np.ndarray:
+    """Decode a PNG without the texts and other chunks that aren't needed, one of which may be why it gave an error.
+
+    A text of more than a megabyte is refused by Pillow, as is a chunk with a wrong checksum. Raises that error if it
+    wasn't one of these.
+    """
+    for needed in (_NEEDED, _NEEDED - {b"iCCP"}):
+        with suppress(*DECODER_ERRORS):
+            pixels_HWC = _decoded(_with_chunks(encoded, needed), shape, fit, remarks)
+            if needed != _NEEDED and b"iCCP" in encoded:
+                remarks.append(NO_PROFILE)
+            return pixels_HWC
+    raise error
+
+
+def _with_chunks(encoded: bytes, needed: Collection[bytes]) -> bytes:
+    """A PNG with its critical chunks, and of the others those of the `needed` types with a right checksum."""
+    kept, place = [_PNG], len(_PNG)
+    while place + 12 <= len(encoded):
+        end = place + 12 + int.from_bytes(encoded[place : place + 4], "big")
+        chunk = encoded[place:end]
+        sound = chunk[-4:] == zlib.crc32(chunk[4:-4]).to_bytes(4, "big")
+        if chunk[4:5].isupper() or (chunk[4:8] in needed and sound):
+            kept.append(chunk)
+        place = end
+    return b"".join(kept)
+
+
+def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks: list[str]) -> np.ndarray:
     num_channels, height, width = shape
     mode = MODES[num_channels]
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
@@ -83,12 +133,16 @@ def decode(encoded: bytes | None, shape: tuple[int, int, int], fit: FitName = "c
             drafted = opened.draft(None, (2 * max(width, height),) * 2)
             extent = drafted[1][2:] if drafted and drafted[1][2:] != opened.size else None
         opened.load()
+        if opened.format == "JPEG2000":
+            opened.info.setdefault("icc_profile", profile_of_jp2(encoded))
+        if opened.info.get("icc_profile", b"") is None:  # one that Pillow can't read
+            remarks.append(NO_PROFILE)
         turn = _orientation(opened)
         size = (height, width) if turn in _SIDEWAYS else (width, height)
         if opened.width * opened.height > _LARGE:
-            image = _shrunk(opened, extent or opened.size, mode, size, fit)
+            image = _shrunk(opened, extent or opened.size, mode, size, fit, remarks)
         else:
-            image = _plain(opened, mode, opened.format)
+            image = _plain(opened, mode, opened.format, remarks)
             if extent:
                 image = image.resize(_inner(extent, size, fit), Image.Resampling.BICUBIC, _box(extent, size, fit))
     image = image.transpose(_UPRIGHT[turn]) if turn in _UPRIGHT else image
@@ -153,7 +207,14 @@ def _inner(extent: Sequence[float], size: tuple[int, int], fit: FitName) -> tupl
     return width, height
 
 
-def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[int, int], fit: FitName) -> Image.Image:
+def _shrunk(
+    image: Image.Image,
+    extent: Sequence[float],
+    mode: str,
+    size: tuple[int, int],
+    fit: FitName,
+    remarks: list[str],
+) -> Image.Image:
     """The shown part of a large loaded image, in mode L or RGB, resized. `extent`: the image's exact size.
 
     Only one band of its pixels is converted at a time, and averaged down to no less than twice the size.
@@ -164,20 +225,25 @@ def _shrunk(image: Image.Image, extent: Sequence[float], mode: str, size: tuple[
     reduced = Image.new(mode, (-(-(end_x - x) // factor), -(-(end_y - y) // factor)))
     rows = factor * max(1, _BAND // (factor * (end_x - x)))
     for start in range(y, end_y, rows):
-        band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, image.format)
+        remarks.clear()  # else each band would repeat what is said of the image
+        band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, image.format, remarks)
         reduced.paste(band.reduce(factor), (0, (start - y) // factor))
     box = ((left - x) / factor, (top - y) / factor, (right - x) / factor, (bottom - y) / factor)
     return reduced.resize(inner, Image.Resampling.BICUBIC, box)
 
 
-def _plain(image: Image.Image, mode: str, form: str | None) -> Image.Image:
-    """A loaded image, or a part of one, in mode L or RGB. `form`: the format of its file."""
+def _plain(image: Image.Image, mode: str, form: str | None, remarks: list[str]) -> Image.Image:
+    """A loaded image, or a part of one, in sRGB and in mode L or RGB. `form`: the format of its file."""
     if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM")):
         # Pillow's own conversion to 8 bits clips instead of scaling.
         scaled = np.rint(np.asarray(image).astype(np.float32).clip(0, 65535) / 257)
-        return Image.fromarray(scaled.astype(np.uint8)).convert(mode)
+        info, image = image.info, Image.fromarray(scaled.astype(np.uint8))
+        image.info = info
     if image.mode in ("I", "F"):
         raise ValueError(f"mode {image.mode}: 32-bit values have no range that is white and black for all files")
+    image, remark = in_srgb(image)
+    if remark:
+        remarks.append(remark)
     if image.has_transparency_data:
         coloured = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

@@ -43,6 +43,7 @@ def _described(status: Status, phrase: Callable[[Fix], str], with_time_left: boo
         facts = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in info}
         words = [f"{len(info.rows_K)} clusters"] if isinstance(info, PartitionInfo) else []
         words += [f"{NAMES.get(key, key)} {value}" for key, value in facts.items() if isinstance(value, int | str)]
+        words += [f"{loss.rows} lost something: {loss.reason}" for loss in getattr(info, "losses", ())]
         return ", ".join(words)
     if status.error:
         return status.error.text(phrase)

@@ -90,10 +90,8 @@ class TextEncoder:
 
     def encode(self, prompts: Sequence[str], warn: bool = True) -> Text:
         """The prompts' Text, padded to `tokens` with zeros. What is beyond them is cut off, and named in a warning."""
-        if warn:
-            self._warn_of_cuts(prompts)
-            if self.pooled is not None:
-                self.pooled._warn_of_cuts(prompts)
+        for message in filter(None, self.cuts(prompts) if warn else ()):
+            warnings.warn(f"a prompt {message}", stacklevel=2)
         return self.encode_ids(self.ids(prompts).to(self.model.device))
 
     def ids(self, prompts: Sequence[str]) -> TextIds:
@@ -114,6 +112,19 @@ class TextEncoder:
         """Each prompt's number of tokens, of which `tokens` at most count; those of the other encoder aren't told."""
         return [len(ids) for ids in self._ids(prompts)]
 
+    def cuts(self, prompts: Sequence[str]) -> list[str]:
+        """The predicate of a sentence on what is cut off each prompt, by this encoder or the other one; "" if nothing.
+
+        "of 90 tokens, of which 77 count, loses: the last words"
+        """
+        messages = []
+        for ids in self._ids(prompts):
+            lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
+            cut = f"of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
+            messages.append(cut if len(ids) > self.tokens else "")
+        others = self.pooled.cuts(prompts) if self.pooled else messages
+        return [cut or other for cut, other in zip(messages, others, strict=True)]
+
     def null(self) -> Text:
         """The null condition, one row: the empty prompt."""
         return self.encode([""])
@@ -121,13 +132,6 @@ class TextEncoder:
     def _ids(self, prompts: Sequence[str]) -> list[list[int]]:
         """Each prompt's tokens, all of them."""
         return self.tokenizer(list(prompts), verbose=False)["input_ids"]
-
-    def _warn_of_cuts(self, prompts: Sequence[str]) -> None:
-        for ids in self._ids(prompts):
-            if len(ids) > self.tokens:
-                lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
-                message = f"a prompt of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
-                warnings.warn(message, stacklevel=3)
 
 
 def known_parameters(config: TextConfig) -> int | None:

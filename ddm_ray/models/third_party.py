@@ -15,6 +15,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ddm_ray.errors import ConfigError, CorruptArtifact
+from ddm_ray.models.foreign_weights import what_else
 from ddm_ray.parsing import parse_object
 from ddm_ray.spelling import printable
 
@@ -238,7 +239,7 @@ def _numbers_of(folder: Path) -> int:
             with safe_open(file, "pt") as tensors:
                 numbers += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
         except SafetensorError as error:
-            raise CorruptArtifact(f"{file}: not whole safetensors ({brief(error)}); fetch it again") from None
+            raise CorruptArtifact(f"{file}: {what_else(file)} ({brief(error)}); fetch it again") from None
     return numbers
 
 

@@ -39,7 +39,7 @@ class Info(BaseModel):
 
 
 class Reason(Info):
-    """Why rows were rejected: how many for this reason, and the id of one."""
+    """Why rows were rejected, or what they lost: how many for this reason, and the id of one."""
 
     id: str
     reason: str
@@ -52,7 +52,8 @@ class RowsInfo(Info):
     `duplicates` are images that are equal to an earlier one; `dropped` of them were left out. `classes`: names by
     folder. `ignored`: files that aren't read, by their ending. `reasons`: the commonest reasons for a rejection.
     `networks`: fingerprints of the embedder, autoencoder and text encoder, if they aren't the run's own. `versions`:
-    versions of libraries. `credit`: the source's note on the owner of the images, if it has one.
+    versions of libraries. `credit`: the source's note on the owner of the images, if it has one. `losses`: what images
+    and captions lost that are used all the same.
     """
 
     rows: Count
@@ -69,10 +70,12 @@ class RowsInfo(Info):
     networks: dict[str, str] = {}
     versions: dict[str, str] = {}
     credit: str | None = None
+    losses: tuple[Reason, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Fields that a manifest holds. Without a credit the bytes are those of older versions."""
-        return {name: value for name, value in super().as_json().items() if name != "credit" or value}
+        """Fields that a manifest holds. Without credit and losses the bytes are those of older versions."""
+        newer = ("credit", "losses")
+        return {name: value for name, value in super().as_json().items() if name not in newer or value}
 
 
 class CentroidsInfo(Info):

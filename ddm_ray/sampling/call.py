@@ -15,6 +15,7 @@ from ddm_ray.config import SamplingSettings, invalid_fields
 from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import Oracle, parse_strategy
 from ddm_ray.errors import SamplingError
+from ddm_ray.plain_text import index_of
 from ddm_ray.sampling import arguments
 from ddm_ray.sampling.arguments import PromptConditions
 from ddm_ray.sampling.components import Components
@@ -108,8 +109,9 @@ def label_of(components: Components, label: Label) -> int:
     names, count = components.class_names, components.models.info.num_classes or 0
     if label is None:
         return count
-    if isinstance(label, str) and label in names:
-        return names.index(label)
+    place = index_of(label, names) if isinstance(label, str) else None
+    if place is not None:
+        return place
     number = arguments.integer(label)
     if number is not None and 0 <= number < count:
         return number

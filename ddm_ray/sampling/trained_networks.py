@@ -17,6 +17,7 @@ from ddm_ray.config.networks import NETWORKS
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifact
 from ddm_ray.jobs.published import Weights
 from ddm_ray.models import third_party, weights
+from ddm_ray.models.foreign_weights import what_else, without_prefix
 from ddm_ray.models.spec import spec_of
 from ddm_ray.run.graph import Artifact, expert, part_of, trained_of
 from ddm_ray.run.manifest import Identity, drift
@@ -60,7 +61,7 @@ def read_trained(config: RunConfig, job: Artifact, init: InitFrom) -> nn.Module:
 def _read(spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
     source = Path(init.source).expanduser()
     if source.is_file():
-        return weights.from_state(spec, _tensors(source))
+        return weights.from_state(spec, without_prefix(_tensors(source), weights.build(spec, "meta").state_dict()))
     if not is_local(init.source) or (source / RUN_FILE).is_file():
         return _of_run(init, job, spec, part)
     if is_ours(source) or is_dense(source):
@@ -158,7 +159,7 @@ def _tensors(path: Path) -> dict[str, Any]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CorruptArtifact(f"{path}: not whole safetensors ({third_party.brief(error)}); fetch it again") from None
+        raise CorruptArtifact(f"{path}: {what_else(path)} ({third_party.brief(error)})") from None
 
 
 def _require_same(theirs: Spec, ours: Spec, part: str, where: str) -> None:

@@ -153,6 +153,32 @@ def test_a_tensor_that_does_not_fit_is_named(holders: dict[str, Any], tmp_path: 
         create_run(str(tmp_path / "run"), config_of({"source": str(file)}))
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model.", "ema.", "module._orig_mod."])
+def test_a_prefix_that_all_tensors_share_is_no_part_of_their_names(
+    holders: dict[str, Any], tmp_path: Path, prefix: str
+) -> None:
+    tensors, file = load_file(holders["file"]["source"]), tmp_path / "file.safetensors"
+    save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()}, file)
+    run, _ = create_run(str(tmp_path / "run"), config_of({"source": str(file)}))
+    state = load_initial_weights(run, EXPERT, spec_of(run.config, "expert")).state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in tensors.items())
+    save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()} | {"step": torch.zeros(1)}, file)
+    with pytest.raises(CorruptArtifact, match="weights lack the tensor"):
+        create_run(str(tmp_path / "other"), config_of({"source": str(file)}))
+
+
+@pytest.mark.parametrize("kind", ["torch", "old torch", "LFS"])
+def test_a_file_of_another_kind_is_called_by_its_name(holders: dict[str, Any], tmp_path: Path, kind: str) -> None:
+    file, words = tmp_path / "model.pt", "a pickle, which may run code when it is opened; convert it with safetensors"
+    if kind == "LFS":
+        words = "a pointer of Git LFS, not the file itself; fetch that: git lfs pull"
+        file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    else:
+        torch.save(load_file(holders["file"]["source"]), file, _use_new_zipfile_serialization=kind == "torch")
+    with pytest.raises(CorruptArtifact, match=words):
+        create_run(str(tmp_path / "run"), config_of({"source": str(file)}))
+
+
 @pytest.mark.parametrize(
     ("init", "text"),
     [

@@ -1,13 +1,13 @@
 """Renders a partition's report as one self-contained page. C classes, K clusters."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ddm_ray.config import RunConfig
 from ddm_ray.data.partition.numbers import FAR
 from ddm_ray.pictures.page import render_page
-from ddm_ray.run.info import PartitionInfo, ReportInfo
+from ddm_ray.run.info import PartitionInfo, ReportInfo, RowsInfo
 
 KINDS = {"share": "share", "mostly": "text", "for example": "text", "images": "images"}
 TOP_CLASSES, CAPTIONS, CAPTION_LETTERS = 4, 3, 60
@@ -22,9 +22,13 @@ class Shown:
 
 
 def render_partition(
-    config: RunConfig, info: PartitionInfo, report: ReportInfo, shown_K: Sequence[Sequence[Shown]], credit: str | None
+    config: RunConfig,
+    info: PartitionInfo,
+    report: ReportInfo,
+    shown_K: Sequence[Sequence[Shown]],
+    rows: RowsInfo | None,
 ) -> str:
-    """Render report.html. `credit`: the owner of the images, if the source names one."""
+    """Render report.html. `rows`: the record of the rows, unless they are their owners'."""
     table = _table(config, info, report, shown_K)
     sentences = []
     if report.silhouette is not None:
@@ -36,12 +40,21 @@ def render_partition(
         title=f"{config.name}: {len(info.rows_K)} clusters",
         info=info,
         warnings=report.warnings,
-        sentences=[*sentences, *([f"Pictures: {credit}"] if credit else [])],
+        sentences=[*sentences, *(_of_rows(rows) if rows else [])],
         columns=list(table),
         kinds=KINDS,
         rows=[dict(zip(table, cells, strict=True)) for cells in zip(*table.values(), strict=True)],
         largest_share=max(table["share"]),
     )
+
+
+def _of_rows(rows: RowsInfo) -> Iterator[str]:
+    """Sentences on images that are left out, on the losses of others, and on their owner."""
+    for what, reasons in (("are left out", rows.reasons), ("lost something", rows.losses)):
+        if reasons:
+            yield f"Images that {what}: {'; '.join(f'{reason.rows:,} ({reason.reason})' for reason in reasons)}."
+    if rows.credit:
+        yield f"Pictures: {rows.credit}"
 
 
 def _table(

@@ -50,7 +50,7 @@ def report_of(
     builder = look.builder()
     for part in execute.each(rows, look, look.columns(rows), on_progress):
         builder.join(part)
-    commit_report(run, builder.build(RowsInfo.of(rows.manifest).credit))
+    commit_report(run, builder.build(RowsInfo.of(rows.manifest)))
 
 
 def _far_before(run: Run) -> tuple[float | None, ...]:

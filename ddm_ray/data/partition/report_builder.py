@@ -17,7 +17,7 @@ from ddm_ray.data.partition.page import Shown, render_partition
 from ddm_ray.data.partition.sample import RowSample, likely_limit
 from ddm_ray.data.schema import embeddings, stored_images, trains
 from ddm_ray.pictures.png import to_png
-from ddm_ray.run.info import ClusterFit, PartitionInfo, ReportInfo
+from ddm_ray.run.info import ClusterFit, PartitionInfo, ReportInfo, RowsInfo
 
 IMAGES, TILE = 8, 64
 SHOWN_CLUSTERS = 64
@@ -92,8 +92,8 @@ class ReportBuilder:
         for cluster, looks in self._looks.items():
             self._looks[cluster] = dict(sorted({**looks, **other._looks[cluster]}.items())[:IMAGES])
 
-    def build(self, credit: str | None = None) -> Report:
-        """Build the report of all added rows. `credit`: the owner of the images, if the source names one."""
+    def build(self, rows: RowsInfo | None = None) -> Report:
+        """Build the report of all added rows. `rows`: their record, unless they are their owners'."""
         fit = self._fit()
         info = ReportInfo(
             silhouette=self._silhouette(),
@@ -103,7 +103,7 @@ class ReportBuilder:
         )
         looks_K = [self._looks.get(cluster, {}) for cluster in range(self._num_clusters)]
         shown_K = [[looks[key] for key in sorted(looks)] for looks in looks_K]
-        return Report(render_partition(self._config, self._info, info, shown_K, credit).encode(), info)
+        return Report(render_partition(self._config, self._info, info, shown_K, rows).encode(), info)
 
     def _silhouette(self) -> float | None:
         """Mean silhouette of a sample of rows, in the metric that clustering used; None if it is undefined."""

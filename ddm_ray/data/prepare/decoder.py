@@ -2,9 +2,9 @@
 
 It reads questions from its standard input and writes answers to its standard output. It exits when its input ends, so
 it never outlives the process that asks. A question is HEADER (channels, height, width, index in FITS, number of
-images), the SIZE of each image, and the images. The answer for each image is the SIZE of a reason, and the
-reason; an empty reason is followed by the pixels. The argument is the descriptor of a shared file, in which the process
-writes the number of the current image within the question, as SIZE.
+images), the SIZE of each image, and the images. The answer for each image is the SIZE of a reason, and the reason; an
+empty reason is followed by the SIZE of a remark, the remark, and the pixels. The argument is the descriptor of a shared
+file, in which the process writes the number of the current image within the question, as SIZE.
 """
 
 import io
@@ -70,17 +70,19 @@ def answer_questions(place: mmap.mmap) -> None:
                     os._exit(NOT_FRESH)
                 sink.write(SIZE.pack(len(decoded)) + decoded)
             else:
-                sink.write(SIZE.pack(0))
-                sink.write(decoded.data)
+                pixels_HWC, remark = decoded
+                sink.write(SIZE.pack(0) + SIZE.pack(len(remark)) + remark)
+                sink.write(pixels_HWC.data)
             fresh = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         sink.flush()
 
 
-def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName) -> np.ndarray | bytes:
-    """Contiguous pixels_HWC, or the reason why there are none. Raises MemoryError."""
+def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName) -> tuple[np.ndarray, bytes] | bytes:
+    """Contiguous pixels_HWC and a remark on what they lost, or the reason why there are none. Raises MemoryError."""
+    remarks: list[str] = []
     try:
-        return decode(encoded, shape, fit)
+        return decode(encoded, shape, fit, remarks), "; ".join(remarks).encode()
     except Exception as error:
         # Pillow may hide a MemoryError behind a SystemError.
         if MemoryError in (type(error), type(error.__cause__)) or _OUT_OF_MEMORY.match(str(error)):

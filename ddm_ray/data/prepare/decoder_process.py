@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -29,14 +29,21 @@ MAX_SIDE_BY_SIDE = 8
 _idle: list["_Decoder"] = []
 
 
-def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], fit: FitName = "crop") -> list[str]:
-    """Decode images into contiguous `pixels`, each uint8 HWC. Returns the reason why each can't be used, or "".
+class Answer(NamedTuple):
+    """The `reason` why an image can't be used, or a `remark` on what it lost; "" if there is none."""
+
+    reason: str
+    remark: str = ""
+
+
+def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], fit: FitName = "crop") -> list[Answer]:
+    """Decode images into contiguous `pixels`, each uint8 HWC. Returns an answer for each.
 
     `fit`: see `images.decode`. Each concurrent call of a thread has its own process. Some processes wait for
     the next call, and end with this process, however it ends. Raises DataError if one can't be started, or is killed
     several times; StorageError.
     """
-    reasons: dict[int, str] = {}
+    answers: dict[int, Answer] = {}
     left, suspect, kills = list(range(len(images))), None, 0
     while left:
         # An image's result mustn't depend on images before it, so a suspect is decoded again, alone in a fresh process.
@@ -46,7 +53,7 @@ def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], fit: Fit
         try:
             decoder.ask([images[place] for place in asked], pixels[0].shape, fit)
             for place in asked:
-                reasons[place] = decoder.answer(pixels[place])
+                answers[place] = decoder.answer(pixels[place])
         except (EOFError, BrokenPipeError):
             suspect = asked[decoder.place]
             status, reason = decoder.end()
@@ -54,14 +61,14 @@ def decode_apart(images: Sequence[bytes], pixels: Sequence[np.ndarray], fit: Fit
             if kills == _MAX_KILLS:
                 raise DataError(f"the process that decodes images was killed {kills} times; free memory") from None
             if reason and (not used or reason == TOO_SLOW):
-                reasons[suspect], suspect = reason, None
+                answers[suspect], suspect = Answer(reason), None
         except BaseException:
             decoder.close()  # its pending answers would be read as answers to the next question
             raise
         else:
             _keep(decoder)
-        left = sorted((place for place in left if place not in reasons), key=lambda place: place != suspect)
-    return [reasons[place] for place in range(len(images))]
+        left = sorted((place for place in left if place not in answers), key=lambda place: place != suspect)
+    return [answers[place] for place in range(len(images))]
 
 
 def _idle_one() -> "_Decoder | None":
@@ -120,18 +127,18 @@ class _Decoder:
         """Index in the question of the image that is being decoded, or was decoded last."""
         return int(SIZE.unpack(self._place[:])[0])
 
-    def answer(self, pixels_HWC: np.ndarray) -> str:
-        """Read the next image into `pixels_HWC`; returns the reason if it can't be used.
+    def answer(self, pixels_HWC: np.ndarray) -> Answer:
+        """Read the next image into `pixels_HWC`, if it can be used, and return the answer.
 
         Raises EOFError if the process dies.
         """
-        (size,) = SIZE.unpack(self._read(SIZE.size))
-        if size:
-            return self._read(size).decode()
+        if reason := self._text():
+            return Answer(reason)
+        remark = self._text()
         memory = pixels_HWC.reshape(-1).data
         if self._answers.readinto(memory) < len(memory):  # type: ignore[attr-defined]
             raise EOFError
-        return ""
+        return Answer("", remark)
 
     def end(self) -> tuple[int, str]:
         """Wait for a dead process. Returns its status, and why its image can't be used if the image is to blame."""
@@ -141,6 +148,10 @@ class _Decoder:
             return status, ""
         known = {OUT_OF_MEMORY: TOO_LARGE, -signal.SIGPROF: TOO_SLOW}
         return status, known.get(status, f"crashes its decoder ({status})")
+
+    def _text(self) -> str:
+        (size,) = SIZE.unpack(self._read(SIZE.size))
+        return self._read(size).decode()
 
     def _read(self, size: int) -> bytes:
         data = self._answers.read(size)

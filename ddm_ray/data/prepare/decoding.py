@@ -5,7 +5,7 @@ N rows of a chunk, C channels, H x W pixels.
 
 from collections.abc import Container, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.core.names import FitName
 from ddm_ray.data.images import thumbnail
 from ddm_ray.data.order import holdout_fractions
-from ddm_ray.data.prepare.decoder_process import decode_apart
+from ddm_ray.data.prepare.decoder_process import Answer, decode_apart
 from ddm_ray.data.schema import middle
 from ddm_ray.data.sharded.work import Chunk
 from ddm_ray.data.sources import Encoded, Source, Unit
@@ -29,7 +29,8 @@ BATCH_ROWS, BATCH_BYTES = 64, 4 * 2**20
 class DecodedRows:
     """A chunk's usable rows: hex SHA-256 of files, labels or captions, uint8 pixels; and {id, reason} of the others.
 
-    `scenes`: each row's holdout group; None: its id. `thumbnails`: JPEGs, if the rows' data will be latents.
+    `losses`: {id, reason} of usable rows that lost something. `scenes`: each row's holdout group; None: its id.
+    `thumbnails`: JPEGs, if the rows' data will be latents.
     """
 
     ids: list[str]
@@ -37,6 +38,7 @@ class DecodedRows:
     conditions: list[int] | list[str]
     pixels_NHWC: np.ndarray
     rejected: list[dict[str, str]]
+    losses: list[dict[str, str]] = field(default_factory=list)
     scenes: list[str] | None = None
     thumbnails: list[bytes] | None = None
 
@@ -52,8 +54,8 @@ def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None =
     batches = list(_batches(rows))
     decode_batch = partial(_decode, rows, pixels_NHWC, config.fit)
     decoded = pool.map(decode_batch, batches) if pool else map(decode_batch, batches)
-    reasons = [reason for batch in decoded for reason in batch]
-    usable = [place for place, reason in enumerate(reasons) if not reason]
+    answers = [answer for batch in decoded for answer in batch]
+    usable = [place for place, answer in enumerate(answers) if not answer.reason]
     conditions: list[Any] = [rows[place].condition for place in usable]
     pixels_NHWC = pixels_NHWC if len(usable) == len(rows) else pixels_NHWC[usable]
     # Made here, since many processes decode, but only one embeds.
@@ -63,10 +65,18 @@ def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None =
         content_hashes=[sha256(rows[place].image or b"") for place in usable],
         conditions=conditions,
         pixels_NHWC=pixels_NHWC,
-        rejected=[{"id": row.id, "reason": reason} for row, reason in zip(rows, reasons, strict=True) if reason],
+        rejected=[
+            {"id": row.id, "reason": each.reason} for row, each in zip(rows, answers, strict=True) if each.reason
+        ],
+        losses=[{"id": row.id, "reason": each.remark} for row, each in zip(rows, answers, strict=True) if each.remark],
         scenes=[rows[place].scene or rows[place].id for place in usable],
         thumbnails=thumbnails,
     )
+
+
+def _given_reasons(rows: list[Encoded], reasons: list[str]) -> list[dict[str, str]]:
+    """{id, reason} of each row that has a reason."""
+    return [{"id": row.id, "reason": reason} for row, reason in zip(rows, reasons, strict=True) if reason]
 
 
 def _batches(rows: list[Encoded]) -> Iterator[range]:
@@ -85,13 +95,13 @@ def middle_pixels(pixels_NHWC: np.ndarray, config: DataConfig) -> np.ndarray:
     return np.ascontiguousarray(middle_NCHW.transpose(0, 2, 3, 1))
 
 
-def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, fit: FitName, batch: range) -> list[str]:
-    """Decode a batch into its places. Returns the reason why each row can't be used, or ""."""
-    reasons = {place: problem for place in batch if (problem := rows[place].problem) is not None}
-    asked = [place for place in batch if place not in reasons]
+def _decode(rows: list[Encoded], pixels_NHWC: np.ndarray, fit: FitName, batch: range) -> list[Answer]:
+    """Decode a batch into its places. Returns the answer for each row."""
+    answers = {place: Answer(problem) for place in batch if (problem := rows[place].problem) is not None}
+    asked = [place for place in batch if place not in answers]
     images = [rows[place].image or b"" for place in asked]
-    reasons |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked], fit), strict=True)
-    return [reasons[place] for place in batch]
+    answers |= zip(asked, decode_apart(images, [pixels_NHWC[place] for place in asked], fit), strict=True)
+    return [answers[place] for place in batch]
 
 
 def read_decoded(unit: Unit, skip: Container[int], source: Source, config: DataConfig) -> Iterator[Chunk[DecodedRows]]:

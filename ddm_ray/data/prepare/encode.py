@@ -61,6 +61,10 @@ class EncodeTexts:
         """The file of the empty prompt's text (`texts.null_text_bytes`)."""
         return null_text_bytes(self._encoder.null())
 
+    def cuts(self, captions: list[str]) -> list[str]:
+        """See TextEncoder.cuts."""
+        return self._encoder.cuts(captions)
+
     def __call__(self, captions: list[str]) -> tuple[list[bytes], np.ndarray | list[bytes] | None]:
         if self._keeps_ids:
             ids = self._encoder.ids(captions)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +52,8 @@ def check_rejected(
     else:
         rows = f"the first {num_read} rows read"
         bound = f"more than the {max_rejected:.1%} that are allowed of about {expected:.0f}"
-    examples = "; ".join(f"{reason.reason}, e.g. {reason.id}" for reason in _reasons(records)[:EXAMPLES])
+    reasons = _commonest(record.commonest for record in records)
+    examples = "; ".join(f"{reason.reason}, e.g. {reason.id}" for reason in reasons[:EXAMPLES])
     advice = f"mend them and delete {chunks.url}, or go on"
     raise DataError(
         f"source {plan.source}: {rejected} of {rows} can't be used, {bound}: {examples}; reasons are in"
@@ -108,10 +110,11 @@ def commit(
         source=plan.source,
         classes=plan.classes,
         ignored=plan.ignored,
-        reasons=_reasons(records),
+        reasons=_commonest(record.commonest for record in records),
         networks=networks_of(chunks),
         versions=installed_versions(),
         credit=named.credit if named else None,
+        losses=_commonest(record.losses for record in records),
     )
     files = named_or_listed(chunks.store, artifact, (record.part for record in records if record.part), others)
     digests = chain((record.digest for record in records if record.digest), extra)
@@ -120,8 +123,9 @@ def commit(
     return manifest
 
 
-def _reasons(records: Collection[RowsRecord]) -> tuple[Reason, ...]:
-    return tuple(Reason(**row) for row in commonest(reason for record in records for reason in record.commonest))
+def _commonest(of_chunks: Iterable[list[dict[str, Any]]]) -> tuple[Reason, ...]:
+    """The most common reasons of all chunks, given those of each."""
+    return tuple(Reason(**row) for row in commonest(chain.from_iterable(of_chunks)))
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,14 @@ class SourcePlan:
 
 @dataclass(frozen=True)
 class EmbeddedRows:
-    """A chunk's rows as a table of `rows_schema`, and {id, reason} of its rejected rows."""
+    """A chunk's rows as a table of `rows_schema`, and {id, reason} of its rejected rows.
+
+    `losses`: {id, reason} of rows of the table that lost something, such as the end of a caption.
+    """
 
     table: pa.Table
     rejected: list[dict[str, str]]
+    losses: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def embedding_dim(self) -> int:
@@ -59,7 +63,8 @@ class RowsRecord(ChunkRecord):
     """A finished chunk of rows.
 
     `digest`: of the rows' contents. `digest` and `part` are None if no row was usable. `reasons`: a file with each
-    rejected row's reason. The hashes have 8 bytes per usable row.
+    rejected row's reason, of which `commonest` has the most common ones; `losses`: those of what usable rows lost. The
+    hashes have 8 bytes per usable row.
     """
 
     rows: int
@@ -72,6 +77,7 @@ class RowsRecord(ChunkRecord):
     commonest: list[dict[str, Any]]
     id_hashes_N: Hashes
     content_hashes_N: Hashes
+    losses: list[dict[str, Any]] = field(default_factory=list)
 
 
 RowsStore = ChunkStore[SourcePlan, RowsRecord]
@@ -97,6 +103,7 @@ def store_rows(chunks: RowsStore, key: ChunkKey, rows: EmbeddedRows) -> RowsReco
         commonest=commonest(rejected),
         id_hashes_N=shuffle_keys(table["id"].to_pylist()),
         content_hashes_N=np.array([int(sha[:16], 16) for sha in table["content_hash"].to_pylist()], HASH),
+        losses=commonest(rows.losses),
     )
     return chunks.finish(record)
 

@@ -55,9 +55,10 @@ class Listing:
     """A source's units, always in the same order.
 
     `classes`: the source's names, by label, for classes that the run only counts; None: it has none. `ignored`: numbers
-    of files of other kinds, which no unit reads, by file extension. `numbered`: names of the classes that numbers in
-    the source stand for; None: numbers are labels. `rows`: number of rows, usable or not; None: unknown from a listing.
-    `chunk_rows`: maximum rows of a chunk, so that a small source has several; None: no such maximum.
+    of files that no unit reads, by the extension of other kinds, or by why they are skipped. `numbered`: names of the
+    classes that numbers in the source stand for; None: numbers are labels. `rows`: number of rows, usable or not; None:
+    unknown from a listing. `chunk_rows`: maximum rows of a chunk, so that a small source has several; None: no such
+    maximum.
     """
 
     units: tuple[Unit, ...]

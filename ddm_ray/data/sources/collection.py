@@ -10,6 +10,7 @@ from typing import ClassVar
 from ddm_ray.data.sources.chunks import EncodedChunk, Listing, Source, Unit, rows_of_a_part
 from ddm_ray.data.sources.files import Files
 from ddm_ray.data.sources.registry import FORMATS, MOVED, MOVED_TO
+from ddm_ray.data.sources.splits import of_split
 from ddm_ray.errors import ConfigError, DataError
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import meant
@@ -27,14 +28,22 @@ class Collection(Source):
 
     def list(self) -> Listing:
         """See Source. If the run only counts its classes, they are named by class folders."""
-        sizes = self.files.sizes()
+        skipped = Counter[str]()
+        sizes = self.files.sizes(skipped)
         name = self.conditions.config.format or self._sniff(sizes)
         chosen = format_named(name)
+        config, conditions = self.conditions.config, self.conditions
         own = {path: size for path, size in sizes.items() if chosen.owns(path)}
+        by_class = chosen.one_image_each and conditions.needed and not conditions.captions
+        classes = () if conditions.counted else config.class_names
+        kept = of_split(own, config.split, chosen.one_image_each, classes if by_class else None, self.files.url)
+        if others := len(own) - len(kept):
+            skipped["of other splits"] = others
+        own = kept
         listing = chosen.list(self, own) if own else Listing(())
         if not listing.units:
             raise DataError(f"data.source {self.files.url!r}: no {chosen.plural} in it (data.format {name})")
-        return replace(listing, ignored=_endings(path for path in sizes if path not in own))
+        return replace(listing, ignored=_endings(path for path in sizes if not chosen.owns(path)) | skipped)
 
     def read(self, unit: Unit, skip: Container[int] = ()) -> Iterator[EncodedChunk]:
         """See Source."""

@@ -1,8 +1,11 @@
 """Converts what a source states about an image to its condition: a label of the run's classes, or a caption."""
 
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 from ddm_ray.config import DataConfig
+from ddm_ray.plain_text import index_of, stripped
 
 MAX_LETTERS = 2**16
 """Maximum length of a caption."""
@@ -45,12 +48,13 @@ class Conditions:
 
         Raises ValueError with the reason if there is none.
         """
+        stated = stripped(stated) if isinstance(stated, str) else _whole_number(stated)
         if self.captions:
-            if not isinstance(stated, str) or not stated.strip():
+            if not isinstance(stated, str) or not stated:
                 raise ValueError("no caption" if stated is None or isinstance(stated, str) else "caption is not a text")
             if len(stated) > MAX_LETTERS:
                 raise ValueError(f"caption has {len(stated)} letters, more than {MAX_LETTERS}")
-            return _in_utf8(stated.strip())
+            return _in_utf8(stated)
         if not self.needed:
             return 0
         if stated is None or stated == "":
@@ -65,12 +69,21 @@ class Conditions:
         return int(stated) if self.numbered is None else self._by_name(self.numbered[stated])
 
     def _by_name(self, name: str) -> int:
-        names = self.classes or self.config.class_names
-        if name in names:
-            return names.index(name)
-        if self.counted and self.classes is None and name.strip().lstrip("+-").isdigit():
+        label = index_of(name, self.classes or self.config.class_names)
+        if label is not None:
+            return label
+        if self.counted and self.classes is None and name.lstrip("+-").isdecimal():
             return int(self.of(int(name)))
         raise ValueError(f"{name!r:.60} is none of the {self.num_classes} classes")
+
+
+def _whole_number(stated: object) -> object:
+    """A whole number of another type as int: the 3.0 of a column with gaps. NaN states nothing."""
+    if not isinstance(stated, float | Decimal):
+        return stated
+    if math.isnan(stated):
+        return None
+    return int(stated) if math.isfinite(stated) and stated == int(stated) else stated
 
 
 def _in_utf8(caption: str) -> str:

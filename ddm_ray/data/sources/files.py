@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property
@@ -14,14 +15,25 @@ from pyarrow import NativeFile, fs
 
 from ddm_ray.data.sources.patterns import expand_braces, is_wild, regular
 from ddm_ray.data.sources.registry import SOURCES
+from ddm_ray.data.sources.skipped import (
+    RUN_BYTES,
+    RUNS,
+    count_below,
+    is_run,
+    is_run_folder,
+    why_skipped,
+    without_skipped,
+)
 from ddm_ray.errors import DataError
+from ddm_ray.plain_text import LFS_POINTER
+from ddm_ray.run.run import RUN_FILE
 from ddm_ray.spelling import closest_match
 from ddm_ray.store.refusals import as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
 HUB = "hf://datasets/"
 _BUFFER = 2**20
-HIDDEN = ("__MACOSX", "Thumbs.db")
+_POINTER_BYTES = 1024
 THREADS = 16
 _ESCAPED = re.compile(rb"\\x([89a-f][0-9a-f])")
 _QUERY = re.compile(r"\?(\w+=[^/]*)$")
@@ -92,20 +104,23 @@ class Files:
             hub = HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"), skip_instance_cache=True)
             return fs.PyFileSystem(fs.FSSpecHandler(hub))
 
-    def sizes(self) -> dict[str, int]:
-        """Size in bytes of every file by its path below the root, sorted by path, without hidden files.
+    def sizes(self, skipped: Counter[str] | None = None) -> dict[str, int]:
+        """Size in bytes of every file by its path below the root, sorted by path.
 
-        Names that start with a dot or are in HIDDEN are hidden, and so is everything below them. Bytes of a name that
-        aren't UTF-8 are escaped. Raises DataError if the root doesn't exist, or a file that the pattern names
-        literally is missing; StorageError.
+        Files that hide, belong to a system or to a run (see `skipped`) are left out, and counted in `skipped` by the
+        reason. Bytes of a name that aren't UTF-8 are escaped. Raises DataError if the root doesn't exist or is a run,
+        or a file that the pattern names literally is missing; StorageError.
         """
         root, names, _ = self._split
         with as_source_error(self.url):
             if not self.remote and not os.path.isdir(root or "/"):
                 raise DataError(f"data.source {self.url!r}: no such folder or file; give {_forms()}{_near(self._path)}")
+            if not self.remote and not names and is_run_folder(root):
+                raise DataError(f"data.source {self.url!r} is a run; give the folder of its images")
             if self.remote and self.filesystem.get_file_info(root).type == fs.FileType.NotFound:
                 raise DataError(f"data.source {self.url!r}: nothing there, or it needs credentials")
-            sizes = self._matching() if names else self._below("")
+            skipped = Counter() if skipped is None else skipped
+            sizes = self._matching(skipped) if names else self._below("", skipped)
         return dict(sorted(sizes.items()))
 
     def open(self, path: str) -> NativeFile:
@@ -136,6 +151,9 @@ class Files:
             raise DataError(f"{where}: {MISNAMED if self.misnamed(path) else f'gone since it was listed; {again}'}")
         if info.size != size:
             raise DataError(f"{where}: changed since it was listed, from {size} to {info.size} bytes; {again}")
+        with as_source_error(where):
+            if size < _POINTER_BYTES and self.read(path, size).startswith(LFS_POINTER):
+                raise DataError(f"{where}: a pointer of Git LFS, not the file itself; fetch it: git lfs pull")
 
     def check_missing(self, path: str) -> None:
         """Raises DataError if more than this file is missing: its class folder is gone or empty, or a remote root."""
@@ -143,7 +161,7 @@ class Files:
             return
         if not self.remote:
             folder = path.partition("/")[0] if "/" in path else ""
-            if not os.path.isdir(self._full(folder)) or not any(True for _ in _scan(self._full(folder))):
+            if not os.path.isdir(self._full(folder)) or not any(True for _ in _scan(self._full(folder), Counter())):
                 raise self.lost(self._full(folder))
         elif self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound or (
             # A bucket exists even if it is empty.
@@ -171,7 +189,7 @@ class Files:
     def _full(self, path: str) -> str:
         return f"{self.root}/{path}".rstrip("/") or "/"
 
-    def _matching(self) -> dict[str, int]:
+    def _matching(self, skipped: Counter[str]) -> dict[str, int]:
         _, names, patterns = self._split
         plain = [name for name in names if not (patterns and is_wild(name))]
         with ThreadPoolExecutor(THREADS if self.remote else 1) as pool:
@@ -179,52 +197,63 @@ class Files:
         sizes = {name: info.size for name, info in zip(plain, infos, strict=True) if info.type == fs.FileType.File}
         if missing := next((name for name in plain if name not in sizes), None):
             raise DataError(f"data.source {self.url!r}: {missing} is missing")
-        listed = cache(self._directly_in)
+        listed = cache(lambda folder: self._directly_in(folder, skipped))
         for name in names:
             if name not in sizes:
-                sizes |= self._search("", name.split("/"), listed)
+                sizes |= self._search("", name.split("/"), listed, skipped)
         if not sizes:
             raise DataError(f"data.source {self.url!r}: no file there matches")
         return sizes
 
     def _search(
-        self, folder: str, parts: list[str], listed: Callable[[str], Sequence[tuple[str, int | None]]]
+        self,
+        folder: str,
+        parts: list[str],
+        listed: Callable[[str], Sequence[tuple[str, int | None]]],
+        skipped: Counter[str],
     ) -> Iterator[tuple[str, int]]:
         """Yield files below a folder ("" or ending in a slash) that match a pattern's parts, at most as deep."""
         part, *rest = parts
         if rest and not is_wild(part):
-            yield from self._search(f"{folder}{part}/", rest, listed)
+            yield from self._search(f"{folder}{part}/", rest, listed, skipped)
             return
         if rest and part.endswith("**"):
             matches = regular("/".join(parts)).fullmatch
-            yield from ((folder + path, size) for path, size in self._below(folder).items() if matches(path))
+            yield from ((folder + path, size) for path, size in self._below(folder, skipped).items() if matches(path))
             return
         for name, size in listed(folder):
             if regular(part).fullmatch(name) and (size is None) == bool(rest):
                 if size is None:
-                    yield from self._search(f"{folder}{name}/", rest, listed)
+                    yield from self._search(f"{folder}{name}/", rest, listed, skipped)
                 else:
                     yield folder + name, size
 
-    def _below(self, folder: str) -> dict[str, int]:
+    def _below(self, folder: str, skipped: Counter[str]) -> dict[str, int]:
         """Size of every file below a folder by its path; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
-            return dict(_walk(full, "", frozenset())) if os.path.isdir(full) else {}
+            return dict(_walk(full, "", frozenset(), skipped)) if os.path.isdir(full) else {}
         listing = self.filesystem.get_file_info(fs.FileSelector(full, recursive=True, allow_not_found=True))
         files = {entry.path[len(full) + 1 :]: entry.size for entry in listing if entry.type == fs.FileType.File}
-        return {path: size for path, size in files.items() if not any(map(_hidden, path.split("/")))}
+        kept, others = without_skipped(files, self._runs(folder, files))
+        skipped += others
+        return kept
 
-    def _directly_in(self, folder: str) -> list[tuple[str, int | None]]:
+    def _runs(self, folder: str, files: Mapping[str, int]) -> set[str]:
+        """Folders among files of a remote storage that are runs."""
+        small = [path for path, size in files.items() if path.endswith(f"/{RUN_FILE}") and size <= RUN_BYTES]
+        return {path.rpartition("/")[0] for path in small if is_run(self.read(f"{folder}{path}", files[path]))}
+
+    def _directly_in(self, folder: str, skipped: Counter[str]) -> list[tuple[str, int | None]]:
         """Names in a folder, with the sizes of files; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
-            return [(name, size) for _, name, size in _scan(full)] if os.path.isdir(full) else []
+            return [(name, size) for _, name, size in _scan(full, skipped)] if os.path.isdir(full) else []
         listing = self.filesystem.get_file_info(fs.FileSelector(full, allow_not_found=True))
         return [
             (entry.base_name, entry.size if entry.type == fs.FileType.File else None)
             for entry in listing
-            if not _hidden(entry.base_name)
+            if not why_skipped(entry.base_name)
         ]
 
 
@@ -251,27 +280,33 @@ def _endpoint() -> str:
     return f"?scheme={scheme or 'https'}&endpoint_override={quote(host.rstrip('/'), safe='')}"
 
 
-def _walk(folder: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+def _walk(
+    folder: str, below: str, above: frozenset[tuple[int, int]], skipped: Counter[str]
+) -> Iterator[tuple[str, int]]:
     """Yield files with their sizes. Follows links, except circular ones."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return
-    for path, name, size in _scan(folder):
+    for path, name, size in _scan(folder, skipped):
         if size is None:
-            yield from _walk(path, f"{below}{name}/", above | {identity})
+            yield from _walk(path, f"{below}{name}/", above | {identity}, skipped)
         else:
             yield below + name, size
 
 
-def _scan(folder: str) -> Iterator[tuple[str, str, int | None]]:
-    """Yield path, name in UTF-8, and size (None: a folder) of each entry. A dangling link counts as an empty file."""
+def _scan(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, str, int | None]]:
+    """Yield path, name in UTF-8, and size (None: a folder) of each entry that isn't skipped.
+
+    A dangling link counts as an empty file.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
-            if _hidden(entry.name):
-                continue
             name = os.fsencode(entry.name).decode("utf-8", "backslashreplace")
-            if entry.is_dir():
+            why = why_skipped(name) or (RUNS.format(name) if entry.is_dir() and is_run_folder(entry.path) else "")
+            if why:
+                skipped[why] += count_below(entry.path) if entry.is_dir(follow_symlinks=False) else 1
+            elif entry.is_dir():
                 yield entry.path, name, None
             elif entry.is_file():
                 yield entry.path, name, entry.stat().st_size
@@ -290,13 +325,9 @@ def _near(path: str) -> str:
     folder, _, name = path.rpartition("/")
     if os.path.isdir(folder or "/"):
         with suppress(OSError):
-            beside = [entry for entry in os.listdir(folder or "/") if not _hidden(entry)]
+            beside = [entry for entry in os.listdir(folder or "/") if not why_skipped(entry)]
             guess = closest_match(name, [*beside, *SOURCES])
             if guess is not None:
                 return f"; did you mean {f'{folder}/{guess}' if guess in beside else SOURCES[guess].forms[0]}?"
             return ""
     return _near(folder) if folder else ""
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith(".") or name in HIDDEN

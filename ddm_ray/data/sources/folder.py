@@ -10,7 +10,9 @@ from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, List
 from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
+from ddm_ray.data.sources.splits import class_folder
 from ddm_ray.errors import DataError
+from ddm_ray.plain_text import name_forms
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 
@@ -65,12 +67,13 @@ def _classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, .
         raise DataError(f"data.source {url!r}: a folder has no captions; give WebDataset tars or parquet files")
     if not conditions.needed:
         return None
-    folders = sorted({file.split("/")[0] for file in files if "/" in file})
+    split = conditions.config.split
+    folders = sorted(name_forms(folder for file in files if (folder := class_folder(file, split))))
     if not folders:
         each = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
         fix = Begin(field="data.num_classes", value="1")
         raise DataError(f"data.source {url!r}: no folders in it; put {each}, unless all are of one class", fix)
-    names = set(conditions.config.class_names)
+    names = name_forms(conditions.config.class_names)
     if not conditions.counted or names & set(folders):
         # Otherwise every image of a misspelt class would be left out.
         if strays := sorted(set(folders) - names):
@@ -99,9 +102,10 @@ def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -
 
 def _row(files: Files, path: str, size: int, conditions: Conditions) -> Encoded:
     try:
-        if conditions.needed and "/" not in path:
+        folder = class_folder(path, conditions.config.split)
+        if conditions.needed and folder is None:
             raise ValueError(CLASSLESS)
-        condition = conditions.of(path.split("/")[0] if "/" in path else None)
+        condition = conditions.of(folder)
     except ValueError as problem:
         return Encoded(path, None, None, str(problem))
     try:

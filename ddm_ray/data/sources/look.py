@@ -16,6 +16,8 @@ from ddm_ray.data.sources import is_here, open_source
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, ending, format_of
 from ddm_ray.data.sources.folder import CLASSLESS
+from ddm_ray.data.sources.skipped import HIDDEN
+from ddm_ray.data.sources.splits import class_folder
 from ddm_ray.errors import ConfigError, DataError, StorageError
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import amount, some
@@ -60,12 +62,14 @@ def look(config: RunConfig) -> SourceLook:
     folders, chosen = dict[str, int](), format_of(files[0][0])
     alone = chosen is not None and chosen.one_image_each
     if alone:
-        folders = dict(sorted(Counter(path.partition("/")[0] for path, _ in files if "/" in path).items()))
+        in_folders = (class_folder(path, config.data.split) for path, _ in files)
+        folders = dict(sorted(Counter(folder for folder in in_folders if folder).items()))
     count = count_listed_rows(source, listing)
     if count is not None:
         lines[0] += "" if alone else f", {count:,} rows"
         _require_enough(config, source.files.url, count)
-    warnings = _ignored(listing)
+    lines += [line for line in _ignored(listing) if listing.ignored.keys() == {HIDDEN}]
+    warnings = [] if listing.ignored.keys() == {HIDDEN} else _ignored(listing)
     if folders and source.conditions.needed:
         lines.append(f"classes: {_counted(folders)}")
         warnings += _classless(config, folders, len(files) - sum(folders.values()))
@@ -135,7 +139,7 @@ def _ignored(listing: Listing) -> list[str]:
         return []
     endings = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.items())
     convert = "; convert photographs to JPEG or PNG first" if TO_CONVERT & listing.ignored.keys() else ""
-    return [f"{sum(listing.ignored.values())} files of other kinds aren't read: {endings}{convert}"]
+    return [f"{sum(listing.ignored.values())} files aren't read: {endings}{convert}"]
 
 
 def _classless(config: RunConfig, folders: dict[str, int], outside: int) -> list[str]:

@@ -15,6 +15,7 @@ from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import DataError
 from ddm_ray.parsing import parse_object
+from ddm_ray.plain_text import index_of, name_forms
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
@@ -22,6 +23,8 @@ from ddm_ray.store.refusals import refusal
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")
 TEXTS = ("text", "caption", "prompt")
+CASTS = {"encoded images": "binary, the bytes of image files", "texts": "string", "labels": "int64 or string"}
+"""Types that a column of another type can be cast to, by what it holds."""
 BATCH_ROWS, BATCH_BYTES = 64, 32 * 2**20
 """Maximum rows per read, and size of their values."""
 MORE_BY_VALUES = 1.5
@@ -79,6 +82,7 @@ def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[st
     DataError if only some names are the run's, and for more classes than a run counts that names none.
     """
     where = files.where(unit.files[0])
+    files.check(unit.files[0], unit.sizes[0])
     with _as_data_error(where), files.open_anywhere(unit.files[0]) as file:
         schema = pq.read_schema(file)
     if not conditions.needed or conditions.captions:
@@ -91,10 +95,10 @@ def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[st
             return named
         many = f"{len(named)} classes ({some(named)}) are more than data.num_classes {len(known)}"
         raise DataError(f"{where}: {many}", Begin(field="data.num_classes", value=f"{len(named)}"))
-    if not set(named) & set(known) and len(named) <= len(known):
+    if not name_forms(named) & name_forms(known) and len(named) <= len(known):
         return None
-    if strays := [name for name in named if name not in known]:
-        without = [name for name in known if name not in named]
+    if strays := [name for name in named if index_of(name, known) is None]:
+        without = [name for name in known if index_of(name, named) is None]
         raise DataError(
             f"{where}: classes that are none of class_names: {some(strays)}; of class_names it lacks:"
             f" {some(without) or 'none'}; begin a run with its names, or with data.num_classes={len(named)}"
@@ -218,16 +222,25 @@ def _column(
 ) -> str:
     if chosen is not None:
         if chosen not in fitting:
-            kind = f"is {schema.field(chosen).type}" if chosen in schema.names else "is not there"
-            raise DataError(f"{where}: data.{field} {chosen!r} {kind}, no column of {what}; {_names(schema)}")
+            if chosen not in schema.names:
+                raise DataError(f"{where}: data.{field} {chosen!r} is not there, no column of {what}; {_names(schema)}")
+            raise _misfit(schema, chosen, what, where)
         return chosen
     for name in usual:
         if name in fitting:
             return name
     if len(fitting) == 1:
         return fitting[0]
+    if misfit := next((name for name in usual if name in schema.names), None):
+        raise _misfit(schema, misfit, what, where)
     fix = Begin(field=f"data.{field}", value="NAME")
     raise DataError(f"{where}: which column has the {what}? {_names(schema)}", fix)
+
+
+def _misfit(schema: pa.Schema, name: str, what: str, where: str) -> DataError:
+    """The error for a column that is of a type that isn't read."""
+    kind = schema.field(name).type
+    return DataError(f"{where}: {name!r} is {kind}, no column of {what}; cast it to {CASTS[what]}")
 
 
 def _names(schema: pa.Schema) -> str:
@@ -238,14 +251,18 @@ def _holds_images(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         index = kind.get_field_index("bytes")
         return index >= 0 and _holds_images(kind.field(index).type)
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in binary)
 
 
 def _is_text(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
 def _is_label(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind)
+    """True for whole numbers, also as floats, which pandas makes of a column with gaps, for truth values and texts."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    numbers = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating, pa.types.is_decimal)
+    return any(is_kind(kind) for is_kind in numbers) or _is_text(kind)

@@ -12,12 +12,16 @@ from ddm_ray.data.images import EXTENSIONS, rejection
 from ddm_ray.data.reasons import CUT
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.collection import Collection, Format
+from ddm_ray.data.sources.collection import extension as extension_of
 from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import as_source_error
+from ddm_ray.plain_text import from_utf8, stripped
+from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
 
 TEXT_KEYS = ("caption", "text")
 CLASS_KEYS = ("label", "cls", "class")
+TWICE = "its key comes twice in the tar: pack it sorted: `find FOLDER -type f | LC_ALL=C sort | tar -cf NEW.tar -T -`"
 STATED_BYTES = 4 * 2**20
 """Maximum size of a member that states a condition."""
 HEADER_BYTES = 2**18
@@ -82,11 +86,11 @@ def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Ite
     try:
         for sample in _samples(stream, size, conditions):
             counts[sample.key] = counts.get(sample.key, 0) + 1
-            row = _row(f"{path}/{sample.key}", sample, conditions)
-            if counts[sample.key] > 1:
-                # The id is unique: the last part of a key has no dot in it.
-                row = Encoded(f"{row.id}….{counts[sample.key]}", None, None, "its key comes twice in the tar")
-            yield row, min(1.0, stream.place / max(1, size))
+            for row in _rows_of(f"{path}/{sample.key}", sample, conditions):
+                if counts[sample.key] > 1:
+                    # The id is unique: the last part of a key has no dot in it.
+                    row = Encoded(f"{row.id}….{counts[sample.key]}", None, None, TWICE)
+                yield row, min(1.0, stream.place / max(1, size))
     except tarfile.TarError as error:
         problem = f"{CUT} and the rest lost, at or before byte {stream.place} of {size}: {refusal(error)}"
         yield Encoded(f"{path}/….end", None, None, problem), 1.0
@@ -233,6 +237,19 @@ class _Header(tarfile.TarInfo):
         following.sparse = b""
 
 
+def _rows_of(row_id: str, sample: _Sample, conditions: Conditions) -> list[Encoded]:
+    """The row of a sample. If several images have its key, none can be used: each of them is a row, as a loss."""
+    names = [name for name in sample.members if _is_image(name, conditions)]
+    several, problem = names, f"several images: {', '.join(names)}; data.image_column chooses one"
+    if not names:
+        several = [name for name in sample.members if extension_of(name) in EXTENSIONS]
+        key = row_id.rpartition("/")[2]
+        problem = f"several images have the key {key!r}, which ends at the first dot of a name: {some(several)}"
+    if sample.problem is not None or len(several) < 2:
+        return [_row(row_id, sample, conditions)]
+    return [Encoded(f"{row_id}.{name}", None, None, problem) for name in several]
+
+
 def _row(row_id: str, sample: _Sample, conditions: Conditions) -> Encoded:
     members = sample.members
     if sample.problem is not None:
@@ -244,10 +261,7 @@ def _row(row_id: str, sample: _Sample, conditions: Conditions) -> Encoded:
 
 
 def _image(members: dict[str, bytes | None], conditions: Conditions) -> bytes:
-    names = [name for name in members if _is_image(name, conditions)]
-    if len(names) > 1:
-        raise ValueError(f"several images: {', '.join(names)}; data.image_column chooses one")
-    image = members[names[0]] if names else None
+    image = next((content for name, content in members.items() if _is_image(name, conditions)), None)
     if image is None:
         raise ValueError(f"no image among {', '.join(sorted(members))}"[:120])
     return image
@@ -259,7 +273,7 @@ def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
         return None
     chosen, plain = conditions.config.condition_column, _plain(conditions)
     if plain != "json" and (content := members.get(plain)) is not None:
-        text = _text(content, plain).strip()
+        text = stripped(_text(content, plain))
         return text if conditions.captions or not text.lstrip("+-").isdecimal() else int(text)
     if (content := members.get("json")) is None:
         return None
@@ -275,6 +289,6 @@ def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
 
 def _text(content: bytes, extension: str) -> str:
     try:
-        return content.decode()
+        return from_utf8(content)
     except UnicodeDecodeError:
         raise ValueError(f"its {extension} is not UTF-8") from None

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
+from ddm_ray.config import read_yaml
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError
 from ddm_ray.jobs.published import Weights, published
 from ddm_ray.remedies import Accept
@@ -163,7 +163,7 @@ def read_pins(url: str) -> dict[str, int]:
     if len(text) > PIN_BYTES:
         raise ConfigError(f"pin_file {url}: has more than {PIN_BYTES} bytes")
     try:
-        return _PINS.validate_python(yaml.safe_load(text) or {})
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return _PINS.validate_python(read_yaml(text, f"pin_file {url}", dict[str, int]) or {})
+    except (ConfigError, ValueError) as error:
         what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error, 100)
         raise ConfigError(f"pin_file {url}: write lines such as `expert-002: 400`, a step each: {what}") from None

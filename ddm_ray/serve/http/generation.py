@@ -13,6 +13,7 @@ from ddm_ray.config import DataConfig, RunConfig, SamplingSettings, StrictModel
 from ddm_ray.core.condition import Condition
 from ddm_ray.core.routing import Oracle
 from ddm_ray.errors import SamplingError, ServeError
+from ddm_ray.plain_text import index_of
 from ddm_ray.sampling.plan import SamplingPlan
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S
@@ -232,9 +233,10 @@ def _label(request: GenerationRequest, data: DataConfig) -> int:
     prompt = request.prompt.strip()
     if not prompt:
         return len(names)
-    if prompt not in names:
+    label = index_of(prompt, names)
+    if label is None:
         raise RequestError(f"unknown class {prompt[:60]!r}; {listing}", "prompt", "unknown_class")
-    return names.index(prompt)
+    return label
 
 
 def _upscaling(size: str | None, image_size: int) -> int:

@@ -10,7 +10,9 @@ from ddm_ray.config import RunConfig, load_recipe
 from ddm_ray.data.partition.numbers import partition_info
 from ddm_ray.data.partition.report_builder import Report, ReportBuilder
 from ddm_ray.data.schema import EMBEDDING, HELDOUT, TRAIN, column, embeddings, rows_schema
-from ddm_ray.run.info import PartitionInfo, ShardInfo
+from ddm_ray.run.graph import ROWS
+from ddm_ray.run.info import PartitionInfo, RowsInfo, ShardInfo
+from tests.infos import info_of as rows_info
 
 DIM = 6
 TEXTS = {
@@ -107,4 +109,7 @@ def built(config: RunConfig, table: pa.Table, cluster_N: np.ndarray) -> Report:
     distance_N, builder = distances_of(table, cluster_N), begun(config, table, cluster_N)
     for part in np.split(np.arange(table.num_rows), [1, 40, 41, 333]):
         builder.add(table.take(pa.array(part)), cluster_N[part], distance_N[part])
-    return builder.build("Ada <b>")
+    reason, loss = ({"id": "a", "reason": what, "rows": 2} for what in ("no <label>", "its colour profile"))
+    rows = rows_info(ROWS, credit="Ada <b>", rejected=2, reasons=(reason,), losses=(loss,))
+    assert isinstance(rows, RowsInfo)
+    return builder.build(rows)

@@ -65,7 +65,8 @@ def test_images_are_those_of_lowest_keys_and_nothing_is_fetched(side: int, metho
     config = made_config(data={"image_size": side}, method=method)
     table, cluster_N = groups(config, [80, 40, 60, 20])
     page = _Page(built(config, table, cluster_N).html.decode())
-    assert page.fetched == [] and any("Ada <b>" in words for words in page.words)
+    sentences = "Images that are left out: 2 (no <label>). Images that lost something: 2 (its colour profile)."
+    assert page.fetched == [] and any(f"{sentences} Pictures: Ada <b>" in words for words in page.words)
     assert {Image.open(io.BytesIO(image)).size for image in page.images} == {(min(side, 64),) * 2}
     expected = [[row % 251 for row in lowest(table, cluster_N == cluster)] for cluster in range(4)]
     assert shades(page, 4) == expected

@@ -29,7 +29,7 @@ SHAPE = (3, 16, 16)
 def decoded(*images: bytes) -> tuple[list[str], np.ndarray]:
     """Reasons and pixels_NHWC."""
     pixels_NHWC = np.zeros((len(images), 16, 16, 3), np.uint8)
-    return decode_apart(images, list(pixels_NHWC)), pixels_NHWC
+    return [answer.reason for answer in decode_apart(images, list(pixels_NHWC))], pixels_NHWC
 
 
 def decoders(parent: int) -> list[int]:

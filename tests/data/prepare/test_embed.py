@@ -89,6 +89,16 @@ def text_data(folders: dict[str, str], **text: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("stored", ["features", "ids"])
+def test_captions_that_are_cut_off_are_told(folders: dict[str, str], stored: str) -> None:
+    """Of the text encoder's 8 tokens the last one ends the text."""
+    run = config({"dim": 2}, **text_data(folders, tokens=8, stored=stored), heldout=0)
+    chunk = decoded(run, len(CAPTIONS), [caption or "a" for caption in CAPTIONS])
+    made = Embed(run, PixelEmbedder.fit(chunk.pixels_NHWC, 2))(chunk)
+    reason = "a caption of 13 tokens, of which 8 count, is cut off"
+    assert made.losses == [{"id": "row-4", "reason": reason}] and made.table.num_rows == len(CAPTIONS)
+
+
 def test_pixels_and_labels_are_rows() -> None:
     run = config({"dim": 3, "batch_size": 2}, heldout=0.4)
     chunk = decoded(run, num_rows=40)

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddm_ray.cli.data import _show_rows
+from ddm_ray.cli.short_status import Line
 from ddm_ray.config import load_recipe
 from ddm_ray.data.images import png
 from ddm_ray.data.prepare import finalize
-from ddm_ray.data.prepare.finalize import check_rejected
+from ddm_ray.data.prepare.finalize import check_rejected, commit
 from ddm_ray.data.prepare.records import EmbeddedRows, RowsStore, SourcePlan, rows_store, store_rows
 from ddm_ray.data.prepare.stage import list_source, prepare
 from ddm_ray.data.schema import DUPLICATES
@@ -21,6 +23,8 @@ from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
 from ddm_ray.errors import DataError
+from ddm_ray.jobs.describe import describe
+from ddm_ray.jobs.status import status
 from ddm_ray.run.chunk_records import ChunkKey
 from ddm_ray.run.graph import ROWS, owner_rows
 from ddm_ray.run.run import Run
@@ -100,6 +104,23 @@ def test_the_share_of_rejected_rows_is_bounded(chunks: RowsStore) -> None:
         f" torn, e.g. bad/4; reasons are in {chunks.url}/_rejected; mend them and delete {chunks.url}, or go on"
         " (max_rejected=0.34)"
     )
+
+
+def test_what_rows_lost_is_counted_and_told(chunks: RowsStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command at its end, in the status, and in the partition's report (test_partition_page.py)."""
+    plan, reasons = begin(chunks), [f"a caption of {number} tokens, of which 8 count, is cut off" for number in (9, 12)]
+    losses = [{"id": f"row-{number}", "reason": reason} for number, reason in enumerate(reasons)]
+    for number in range(2):
+        rows = EmbeddedRows(table(chunks.run, f"row-{number}"), [], losses[number : number + 1])
+        store_rows(chunks, ChunkKey(0, number, number == 1), rows)
+    manifest = commit(chunks, plan, [*KeptRecords.of(chunks)])
+    assert manifest.info["losses"] == [{"id": "row-0", "reason": reasons[0], "rows": 2}]
+    _show_rows(chunks.run, ROWS)
+    sentence = f"2 images are used that lost something: {reasons[0]}, e.g. row-0"
+    assert f"warning: {sentence}\n" in capsys.readouterr().err
+    known = status(chunks.run, ROWS)
+    assert f", 2 lost something: {reasons[0]}" in describe(known)
+    assert Line.of(known).facts == ("2 images, 2 lost something",)
 
 
 def test_while_rows_are_read_their_number_is_guessed(chunks: RowsStore) -> None:

@@ -202,7 +202,7 @@ def test_the_command_says_what_was_left_out_and_why(
     assert done.exit_code == 0, done.stderr
     assert f"{many} images can't be used and are left out; {run.url}/rows/_rejected says why" in done.stdout
     assert re.search(r"^ +\d+ UnidentifiedImageError: not an image of a known format, e.g. \w+/", done.stdout, re.M)
-    assert "warning: 3 files of other kinds aren't read: 2 .zip, 1 .txt\n" in done.stderr
+    assert "warning: 3 files aren't read: 2 .zip, 1 .txt\n" in done.stderr
     assert "held-out" not in done.stderr
     assert "classes: 0 apples, 1 boats," in done.stdout
     assert "1 images are byte by byte equal to an earlier one: kept" in done.stdout

@@ -164,10 +164,11 @@ def test_a_folder_of_many_formats_some_broken(tmp_path):
     for hidden in (".hidden", "__MACOSX"):
         (tmp_path / hidden).mkdir()
         (tmp_path / hidden / "x.png").write_bytes(picture(0))
+        (tmp_path / hidden / "y.png").write_bytes(picture(0))
     (tmp_path / "apples" / ".x.png").write_bytes(picture(0))
     source = open_source(DataConfig(num_classes=4), str(tmp_path), chunk_rows=64)
     rows = everything(source)
-    assert source.list().ignored == {".txt": 1}
+    assert source.list().ignored == {".txt": 1, "hidden": 3, "in __MACOSX (a system's)": 2}
     assert {row.id for row in rows} == sound | damaged.keys()
     assert all(row.problem is None for row in rows)
     assert {row.id: row.condition for row in rows} == {

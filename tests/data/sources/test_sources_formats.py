@@ -1,5 +1,8 @@
 import io
+import subprocess
 import tarfile
+import unicodedata
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +11,7 @@ import pytest
 
 from ddm_ray.config import DataConfig
 from ddm_ray.data.sources import Encoded, open_source
+from ddm_ray.data.sources.webdataset import TWICE
 from ddm_ray.errors import DataError
 from tests.data.sources.test_sources import (
     CAPTIONED,
@@ -63,7 +67,6 @@ def test_samples_of_a_tar(tmp_path, members, config, condition):
         ((("a.png", IMAGE), ("a.cls", b"-1")), CONFIG, "label -1 is not in 0..2"),
         ((("a.png", IMAGE), ("a.cls", b"hen")), CONFIG, "'hen' is none of the 3 classes"),
         ((("a.png", IMAGE), ("a.cls", b"\xff\xfe")), CONFIG, "its cls is not UTF-8"),
-        ((("a.png", IMAGE), ("a.jpg", IMAGE), ("a.cls", b"1")), CONFIG, "several images: png, jpg"),
         ((("a.png", IMAGE), ("a.json", b"{")), CONFIG, "its json can't be read: JSONDecodeError"),
         ((("a.png", IMAGE), ("a.json", b"[" * 100_000)), CONFIG, "its json can't be read: RecursionError"),
         ((("a.png", IMAGE), ("a.json", b"[1]")), CONFIG, "its json has no fields"),
@@ -83,8 +86,51 @@ def test_a_key_that_comes_twice(tmp_path):
     one = (("a.png", IMAGE), ("a.cls", b"1"))
     rows = tar_rows(tmp_path, *one, ("b.png", picture(1)), ("b.cls", b"2"), *one, *one)
     assert rows[:2] == [Encoded("x.tar/a", IMAGE, 1), Encoded("x.tar/b", picture(1), 2)]
-    assert [row.problem for row in rows[2:]] == ["its key comes twice in the tar"] * 2
+    assert [row.problem for row in rows[2:]] == [TWICE] * 2
     assert len({row.id for row in rows}) == 4
+
+
+@pytest.mark.contract
+def test_the_command_that_is_named_packs_a_tar_that_can_be_read(tmp_path):
+    folder, names = tmp_path / "FOLDER", ["b", "a-1", "a", "A", "é"]
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name}.png").write_bytes(IMAGE)
+        (folder / f"{name}.cls").write_text("1")
+    subprocess.run(TWICE.split("`")[1], shell=True, check=True, cwd=tmp_path)
+    rows = everything(open_source(CONFIG, str(tmp_path / "NEW.tar")))
+    assert sorted(row.id for row in rows if row.condition == 1) == sorted(f"NEW.tar/FOLDER/{name}" for name in names)
+
+
+def test_several_images_of_one_key_are_as_many_losses(tmp_path):
+    """The key ends at the first dot: losses are counted in images, whatever a sample is."""
+    numbered = [(f"IMG.{number:04d}.png", IMAGE) for number in range(200)]
+    rows = tar_rows(tmp_path, *numbered, ("b.png", IMAGE), ("b.cls", b"1"))
+    assert rows[-1] == Encoded("x.tar/b", IMAGE, 1) and len({row.id for row in rows}) == 201
+    (problem,) = {row.problem for row in rows[:-1]}
+    assert problem.startswith(
+        "several images have the key 'IMG', which ends at the first dot of a name: 0000.png, 0001"
+    )
+    two = tar_rows(tmp_path, ("a.png", IMAGE), ("a.jpg", IMAGE), ("a.cls", b"1"))
+    assert [(row.id, row.problem) for row in two] == [
+        (f"x.tar/a.{name}", "several images: png, jpg; data.image_column chooses one") for name in ("png", "jpg")
+    ]
+    with_mask = tar_rows(tmp_path, ("a.png", IMAGE), ("a.mask.png", IMAGE), ("a.cls", b"1"))
+    assert with_mask == [Encoded("x.tar/a", IMAGE, 1)]
+
+
+@pytest.mark.parametrize(
+    ("members", "config", "condition"),
+    [
+        ((("a.png", IMAGE), ("a.cls", b"\xef\xbb\xbf2\r\n")), CONFIG, 2),
+        ((("a.png", IMAGE), ("a.cls", "\ufeffblue\n".encode())), CONFIG, 2),
+        ((("a.png", IMAGE), ("a.json", '\ufeff{"label": "\ufeffblue"}'.encode())), CONFIG, 2),
+        ((("a.png", IMAGE), ("a.json", b'{"label": 2.0}')), CONFIG, 2),
+        ((("a.png", IMAGE), ("a.txt", "\ufeffa hen\r\n".encode())), CAPTIONED, "a hen"),
+    ],
+)
+def test_text_that_others_wrote_is_plain(tmp_path, members, config, condition):
+    assert tar_rows(tmp_path, *members, config=config) == [Encoded("x.tar/a", IMAGE, condition)]
 
 
 def test_long_and_odd_names(tmp_path):
@@ -184,9 +230,18 @@ def test_columns_of_parquet(tmp_path, columns, config, condition):
             {},
             "which column has the labels? there are image, count; begin a run with data.condition_column=NAME",
         ),
-        ({"image": [IMAGE], "label": [1.0]}, {}, "which column has the labels?"),
+        (
+            {"image": [IMAGE], "label": [[1]]},
+            {},
+            "'label' is list<element: int64>, no column of labels; cast it to int64",
+        ),
+        (
+            {"image": [[1]], "label": [1]},
+            {},
+            "'image' is list<element: int64>, no column of encoded images; cast it to b",
+        ),
         ({"image": [IMAGE], **LABELLED}, {"image_column": "photo"}, "data.image_column 'photo' is not there, no col"),
-        ({"image": [IMAGE], **LABELLED}, {"image_column": "label"}, "data.image_column 'label' is int64, no column of"),
+        ({"image": [IMAGE], **LABELLED}, {"image_column": "label"}, "'label' is int64, no column of encoded images"),
         ({"image": [IMAGE], **LABELLED}, CAPTIONED, "which column has the texts?"),
     ],
 )
@@ -197,6 +252,38 @@ def test_columns_that_are_not_there(tmp_path, columns, config, message):
         parquet_of(tmp_path, config, **columns)
     assert f"{tmp_path}/x.parquet: {message}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("float64", [2.0, 1.0, None]),
+        ("float32", [2.0, 1.0, float("nan")]),
+        ("int8", [2, 1, None]),
+        ("uint64", [2, 1, None]),
+        ("decimal128(5, 1)", [Decimal("2.0"), Decimal("1.0"), None]),
+        ("string", ["blue", "\ufeffgreen ", ""]),
+        ("large_string", ["blue", "green", None]),
+        ("string_view", ["blue", "green", None]),
+    ],
+)
+def test_labels_of_types_that_other_tools_write(tmp_path, kind, labels):
+    of = {"decimal128(5, 1)": pa.decimal128(5, 1), "string_view": pa.string_view()}
+    made = pa.array(labels, of[kind] if kind in of else pa.type_for_alias(kind))
+    rows = parquet_of(tmp_path, image=[IMAGE] * 3, label=made)
+    assert [row.condition for row in rows] == [2, 1, None] and rows[2].problem == "no label"
+    if kind in ("int8", "string"):
+        rows = parquet_of(tmp_path, image=[IMAGE] * 3, label=made.dictionary_encode())
+        assert [row.condition for row in rows] == [2, 1, None]
+
+
+def test_a_label_that_is_no_whole_number_is_refused(tmp_path):
+    rows = parquet_of(tmp_path, image=[IMAGE] * 3, label=[1.0, 0.5, float("inf")])
+    assert [row.problem for row in rows] == [
+        None,
+        "label 0.5 is neither a number nor a class's name",
+        "label inf is neither a number nor a class's name",
+    ]
 
 
 def test_rows_of_parquet_that_cannot_be_used_say_why(tmp_path):
@@ -235,3 +322,22 @@ def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"part-0.parquet, row group 2: can't be read \(.*\); fetch it again") as error:
         next(chunks)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("ours", ["NFC", "NFD"])
+@pytest.mark.parametrize("theirs", ["NFC", "NFD"])
+def test_names_of_classes_are_compared_in_one_form(tmp_path, ours, theirs):
+    """A Mac writes `é` as two characters, a keyboard as one."""
+    cafe, caf_e = (unicodedata.normalize(form, "café") for form in (ours, theirs))
+    config = DataConfig(class_names=["bar", cafe])
+    for source in ("folder", "tar", "parquet"):
+        (tmp_path / source).mkdir()
+    (tmp_path / "folder" / caf_e).mkdir()
+    (tmp_path / "folder" / caf_e / "a.png").write_bytes(IMAGE)
+    tar_of(tmp_path / "tar/x.tar", ("a.png", IMAGE), ("a.cls", caf_e.encode()))
+    pq.write_table(pa.table({"image": [IMAGE], "label": [caf_e]}), tmp_path / "parquet/x.parquet")
+    for source in ("folder", "tar", "parquet"):
+        (row,) = everything(open_source(config, str(tmp_path / source)))
+        assert (row.condition, row.problem) == (1, None), source
+    counted = open_source(DataConfig(num_classes=2), str(tmp_path / "folder"))
+    assert counted.list().classes == ("café",)

@@ -10,6 +10,7 @@ import pytest
 from pyarrow import fs
 
 from ddm_ray.config import DataConfig
+from ddm_ray.data.images import decode
 from ddm_ray.data.sources import Source, chunks, open_source, webdataset
 from ddm_ray.errors import DataError
 from tests.data.s3 import BUCKET, s3, s3_server
@@ -257,3 +258,17 @@ def test_a_pattern_walks_no_deeper_than_it_says(tmp_path, monkeypatch):
         else:
             assert [unit.key for unit in source.list().units] == expected, pattern
         assert sorted(scanned) == walked, pattern
+
+
+@pytest.mark.parametrize("name", ["red/a.png", "a.tar", "a.parquet"])
+def test_a_pointer_of_lfs_is_called_so(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    message = "a pointer of Git LFS, not the (image|file itself); fetch it: git lfs pull"
+    if name.endswith("png"):
+        (row,) = everything(open_source(CONFIG, str(tmp_path)))
+        with pytest.raises(ValueError, match=message):
+            decode(row.image, (3, 8, 8))
+    else:
+        with pytest.raises(DataError, match=message):
+            everything(open_source(CONFIG, str(tmp_path)))

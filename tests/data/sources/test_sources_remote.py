@@ -132,19 +132,21 @@ FILES = {
 
 
 @pytest.mark.parametrize(
-    ("path", "count"),
+    ("path", "split", "count"),
     [
-        ("", 35),
-        ("/data", 35),
-        ("/data/train-*.parquet", 30),
-        ("@main/data/train-00001-of-00002.parquet", 10),
-        ("@main/data/test-*", 5),
+        ("", "all", 35),
+        ("", "train", 30),
+        ("/data", "test", 5),
+        ("/data/train-*.parquet", None, 30),
+        ("@main/data/train-00001-of-00002.parquet", None, 10),
+        ("@main/data/test-*", None, 5),
     ],
 )
-def test_parquet_on_the_hub(monkeypatch, path, count):
+def test_parquet_on_the_hub(monkeypatch, path, split, count):
     with hub_server({"ours/pictures": FILES}) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
-        source = pickle.loads(pickle.dumps(open_source(CONFIG, f"hf://datasets/ours/pictures{path}", chunk_rows=8)))
+        config = CONFIG.model_copy(update={"split": split})
+        source = pickle.loads(pickle.dumps(open_source(config, f"hf://datasets/ours/pictures{path}", chunk_rows=8)))
         rows = everything(source)
     assert len({row.id for row in rows}) == len(rows) == count
     assert all(row.problem is None for row in rows)
@@ -183,7 +185,8 @@ def test_a_gated_data_set_is_told_in_a_line(monkeypatch):
         assert isinstance(raised.value, DataError | StorageError)
         assert "\n" not in str(raised.value)
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
-        assert len(open_source(CONFIG, "hf://datasets/ours/pictures").list().units) == 3
+        with pytest.raises(DataError, match=r"of splits: 1 of test, 2 of train; begin a run with data\.split"):
+            open_source(CONFIG, "hf://datasets/ours/pictures").list()
 
 
 def test_a_file_system_is_not_carried_along(server, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from ddm_ray.errors import ConfigError
+from ddm_ray.plain_text import from_utf8, words_of_lines
 from ddm_ray.spelling import one_line
 
 TOKENS = "DDM_SERVE_TOKENS"
@@ -28,12 +29,13 @@ class BearerTokens:
 
     @classmethod
     def read(cls, path: str | None) -> Self | None:
-        """Read the tokens in a file, one a line, or in $DDM_SERVE_TOKENS; None if there are none in it.
+        """Read the tokens in a file, one a line with comments after `#`, or in $DDM_SERVE_TOKENS; None if it has none.
 
         ConfigError for a file that can't be read or has none, or for a token of less than 16 characters.
         """
         try:
-            tokens = (os.environ.get(TOKENS, "") if path is None else Path(path).expanduser().read_text()).split()
+            data = os.environ.get(TOKENS, "").encode() if path is None else Path(path).expanduser().read_bytes()
+            tokens = words_of_lines(from_utf8(data))
         except (OSError, ValueError) as error:
             raise ConfigError(f"token_file {path}: {one_line(error, 200)}") from None
         if path is not None and not tokens:

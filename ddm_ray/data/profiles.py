@@ -1,0 +1,87 @@
+"""Colours of an image by its ICC profile, as colours of sRGB, which is what images without a profile are taken for."""
+
+import io
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageCms
+
+from ddm_ray.spelling import one_line
+
+NO_PROFILE = "its colour profile can't be used, so its colours are taken for sRGB"
+"""Remark on an image."""
+_SAME_LEVELS = 1
+"""Largest difference, in levels of 255, of a profile that is taken for sRGB's own, so that pixels stay as they are."""
+_GRID = 9
+"""Levels of each channel at which a profile is compared with sRGB."""
+_COLOURS = {"L": "L", "LA": "LA", "1": "L", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "CMYK"}
+"""Modes of loaded images, and those in which profiles apply to them."""
+
+
+def in_srgb(image: Image.Image) -> tuple[Image.Image, str]:
+    """A loaded image of 8 bits in sRGB, and a remark if its profile can't be used, else "".
+
+    An image without a profile, or with one that is sRGB's to a level of 255, is returned as it is. The result may have
+    another mode; it keeps its transparency.
+    """
+    profile = image.info.get("icc_profile")
+    if not profile or image.mode not in _COLOURS:
+        return image, ""
+    if image.mode == "P" and image.has_transparency_data:
+        image = image.convert("RGBA")
+    try:
+        transform, mode = _transform(bytes(profile), _COLOURS[image.mode])
+        if transform is None:
+            return image, ""
+        converted = ImageCms.applyTransform(image if image.mode == mode else image.convert(mode), transform)
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError) as error:
+        return image, f"{NO_PROFILE}: {one_line(error, 80)}"
+    assert converted is not None
+    return converted, ""
+
+
+def profile_of_jp2(encoded: bytes) -> bytes:
+    """The profile in the header of a JP2 file, which Pillow doesn't read; empty if it has none.
+
+    ISO/IEC 15444-1, I.5.3.3: in a box `colr` of method 2 or 3, after three bytes.
+    """
+    for method in (b"colr\2", b"colr\3"):
+        if (place := encoded.find(method, 4, 2**16)) > 0:
+            return encoded[place + 7 : place - 4 + int.from_bytes(encoded[place - 4 : place], "big")]
+    return b""
+
+
+@lru_cache(maxsize=64)
+def _transform(profile: bytes, mode: str) -> tuple[ImageCms.ImageCmsTransform | None, str]:
+    """The transform of an image in this mode to sRGB, None if it changes nothing, and the mode that it applies to.
+
+    Raises PyCMSError, OSError or ValueError for a profile that is damaged, or of another kind of colours.
+    """
+    opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    space, alpha = opened.profile.xcolor_space.strip(), "A" if mode in ("LA", "RGBA") else ""
+    if space == "RGB" and mode in ("L", "LA"):
+        mode = f"RGB{alpha}"  # grey images often have the profile of the colour image that they were
+    if (space, mode.removesuffix("A")) not in (("RGB", "RGB"), ("GRAY", "L"), ("CMYK", "CMYK")):
+        raise ValueError(f"it is for {space}, and the image is {mode}")
+    transform = ImageCms.buildTransform(
+        opened,
+        ImageCms.createProfile("sRGB"),
+        mode,
+        f"RGB{alpha}",
+        ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        ImageCms.Flags.BLACKPOINTCOMPENSATION,
+    )
+    return (None if mode != "CMYK" and _is_srgb(transform, mode) else transform), mode
+
+
+def _is_srgb(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    """True if a transform from RGB or grey, with or without transparency, changes no colour by more than a level."""
+    levels = np.linspace(0, 255, _GRID).round().astype(np.uint8)
+    grid_N3 = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
+    if mode.startswith("L"):
+        grid_N3 = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 3, axis=1)
+    grid = Image.fromarray(grid_N3[None])
+    converted = ImageCms.applyTransform(grid.convert(mode), transform)
+    assert converted is not None
+    moved_N3 = np.asarray(converted.convert("RGB"), int)[0] - grid_N3
+    return bool(np.abs(moved_N3).max() <= _SAME_LEVELS)

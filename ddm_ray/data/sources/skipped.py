@@ -1,0 +1,66 @@
+"""Files in a source's folders that aren't its images: of systems, of programs that hide theirs, and of runs."""
+
+import json
+import os
+from collections import Counter
+from contextlib import suppress
+
+from ddm_ray.run.run import RUN_FILE
+
+SYSTEM = {
+    *("@eadir", "@recycle", "@recently-snapshot", "@sharebin", "#recycle", "#snapshot"),  # network storage
+    *("$recycle.bin", "recycler", "system volume information", "found.000"),  # Windows
+    *("__macosx", "network trash folder", "temporary items"),  # macOS
+    "lost+found",
+}
+"""Folders that systems create, in lower case: with thumbnails, snapshots, and files that were deleted."""
+SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"}
+RUN_BYTES = 2**22
+"""Maximum size of a run's file that is looked at."""
+
+HIDDEN, SYSTEMS, RUNS = "hidden", "in {} (a system's)", "in {} (a run)"
+"""Reasons why files are skipped, in words that follow a number."""
+
+
+def why_skipped(name: str) -> str:
+    """Why a file or folder of this name is skipped, with all that is below it, in words for a count; "" if it isn't."""
+    if name.casefold() in SYSTEM:
+        return SYSTEMS.format(name)
+    return HIDDEN if name.startswith(".") or name.casefold() in SYSTEM_FILES else ""
+
+
+def is_run(data: bytes) -> bool:
+    """True if these are the contents of a run's file."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(data)
+        return isinstance(fields, dict) and {"schema", "config"} <= fields.keys()
+    return False
+
+
+def is_run_folder(folder: str) -> bool:
+    """True if a folder on this disk is a run."""
+    path = os.path.join(folder, RUN_FILE)
+    with suppress(OSError):
+        if os.path.getsize(path) <= RUN_BYTES:
+            with open(path, "rb") as file:
+                return is_run(file.read())
+    return False
+
+
+def count_below(folder: str) -> int:
+    """The number of files below a folder on this disk. Links aren't followed."""
+    return sum(len(files) for _, _, files in os.walk(folder))
+
+
+def without_skipped(sizes: dict[str, int], runs: set[str]) -> tuple[dict[str, int], Counter[str]]:
+    """The files that aren't skipped, and how many are, by the reason. `runs`: folders below the root that are runs."""
+    kept, skipped = dict[str, int](), Counter[str]()
+    for path, size in sizes.items():
+        parts = path.split("/")
+        within = next((run for run in runs if path.startswith(f"{run}/")), None)
+        why = RUNS.format(within) if within else next(filter(None, map(why_skipped, parts)), "")
+        if why:
+            skipped[why] += 1
+        else:
+            kept[path] = size
+    return kept, skipped

@@ -1,0 +1,122 @@
+"""A data set that others have split: which part is meant is asked, and test images aren't trained on by mistake."""
+
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from ddm_ray.cli import main
+from ddm_ray.config import DataConfig
+from ddm_ray.data.sources import open_source
+from ddm_ray.data.sources.splits import split_of
+from ddm_ray.errors import DataError
+from tests.data.sources.test_sources import everything, picture
+
+SPLITS = {"train": 4, "val": 2, "test": 1}
+
+
+def folders(root: Path, splits: dict[str, int] = SPLITS, classes: tuple[str, ...] = ("cat", "dog")) -> str:
+    for split, count in splits.items():
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                (root / split / name / f"test-{number}.png").write_bytes(picture(number))
+    return str(root)
+
+
+def parquet(root: Path) -> str:
+    (root / "data").mkdir()
+    for split, count in SPLITS.items():
+        table = pa.table({"image": [picture(number) for number in range(count)], "label": [0] * count})
+        pq.write_table(table, root / f"data/{split}-00000-of-00001.parquet")
+    return str(root)
+
+
+def tars(root: Path) -> str:
+    for split, count in SPLITS.items():
+        with tarfile.open(root / f"set_{split}_0.tar", "w") as tar:
+            for number in range(count):
+                for ending, data in (("png", picture(number)), ("cls", b"0")):
+                    (root / "member").write_bytes(data)
+                    tar.add(root / "member", f"{number}.{ending}")
+        (root / "member").unlink()
+    return str(root)
+
+
+MAKERS = {"folders": folders, "parquet": parquet, "tars": tars}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("counted", [True, False])
+def test_which_split_is_meant_is_asked(tmp_path: Path, kind: str, counted: bool) -> None:
+    source = MAKERS[kind](tmp_path)
+    classes = {"num_classes": 3} if counted else {"class_names": ("cat", "dog")}
+    with pytest.raises(DataError) as asked:
+        open_source(DataConfig(source=source, **classes), source).list()
+    assert "its files are of splits: " in str(asked.value)
+    assert str(asked.value).endswith("begin a run with data.split=test or train or validation or all")
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("split", ["train", "val", "validation", "test", "all"])
+def test_a_split_is_a_source(tmp_path: Path, kind: str, split: str) -> None:
+    source = MAKERS[kind](tmp_path)
+    config = DataConfig(source=source, split=split, num_classes=2)
+    images = sum(SPLITS.values()) if split == "all" else SPLITS[split.removesuffix("idation")]
+    opened = open_source(config, source)
+    rows, listing = everything(opened), opened.list()
+    assert len(rows) == images * (1 + (kind == "folders")) and all(row.problem is None for row in rows)
+    if kind == "folders":
+        assert listing.classes == ("cat", "dog")
+        assert {row.condition for row in rows} == {0, 1}
+    assert (sum(listing.ignored.values()) == 0) is (split == "all")
+    assert listing.ignored.keys() <= {"of other splits"}
+
+
+def test_a_split_that_is_not_there(tmp_path: Path) -> None:
+    source = folders(tmp_path)
+    with pytest.raises(DataError, match=r"data\.split 'extra' isn't there; begin a run with data\.split="):
+        open_source(DataConfig(source=source, split="extra", num_classes=2), source).list()
+
+
+@pytest.mark.parametrize(
+    ("splits", "config"),
+    [
+        ({"train": 2, "bus": 1}, {"num_classes": 2}),  # a vehicle
+        ({"train": 2, "test": 1}, {"class_names": ("train", "test")}),  # the run's own classes
+        ({"train": 2}, {"num_classes": 1}),
+    ],
+)
+def test_classes_may_have_such_names(tmp_path: Path, splits: dict[str, int], config: dict) -> None:
+    source = folders(tmp_path, splits)
+    rows = everything(open_source(DataConfig(source=source, **config), source))
+    assert len(rows) == 2 * sum(splits.values()) and all(row.problem is None for row in rows)
+
+
+def test_init_asks_and_shows_the_classes_of_the_split(tmp_path: Path) -> None:
+    source = folders(tmp_path / "set")
+    words = ["init", str(tmp_path / "run"), "--recipe", "tiny", "--set", f"data.source={source}"]
+    words += ["--set", "data.num_classes=2", "--set", "embedder.dim=2"]
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 1 and "begin a run with --set data.split=test or train" in refused.output
+    done = CliRunner().invoke(main, [*words, "--set", "data.split=train"])
+    assert done.exit_code == 0, done.output
+    assert "classes: cat 4, dog 4" in done.output and "6 files aren't read: 6 of other splits" in done.output
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("data/train-00000-of-00002.parquet", "train"),
+        ("default/test/0000.parquet", "test"),
+        ("imagenet_VAL_0.tar", "validation"),
+        ("trains.tar", None),
+        ("latest-0.tar", None),
+        ("shard-000.tar", None),
+    ],
+)
+def test_names_of_splits(path: str, split: str | None) -> None:
+    assert split_of(path, by_folder=False) == split
