@@ -1,6 +1,7 @@
 """Memory that this process uses, and memory that is still free, in bytes."""
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ Otherwise the system maps it again, page by page. That took a fifth of the CPU t
 rows, and half of a training step where a large network sees few.
 """
 
+# Ray's memory monitor says so: `Memory on the node (IP: ..., ID: ...) was 21.85GB used / 23.00GB limit (0.95)`.
+_FULL = re.compile(r"Memory on the node [^)]*\) was ([\d.]+)GB used / ([\d.]+)GB")
 GROUPS = "/proc/self/cgroup"
 # cgroup v2 and v1: mount point, controller, and the names of limit, usage and reclaimable page cache.
 LIMITS = (
@@ -74,3 +77,10 @@ def _table(path: Path) -> dict[str, int]:
     """A file of lines that begin with a name and an integer."""
     lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {name: int(value) for name, value, *_ in lines}
+
+
+def full_memory(text: str) -> str:
+    """Words for the memory's figures in a text of Ray's, which has ended a process; "" if it says no such thing."""
+    if (full := _FULL.search(text)) is None:
+        return ""
+    return f"Ray killed a worker: its machine's memory was full, {full[1]} of {full[2]} GB with all other programs"

@@ -45,7 +45,7 @@ class Resume:
     @property
     def effect(self) -> str:
         """The predicate of a sentence about the artifact."""
-        return f"goes on from step {self.step}" if self.step else "begins again"
+        return f"goes on from step {self.step}" if self.step else "starts from step 0"
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ FIXES: dict[Fix, tuple[str, str]] = {
         "`ddm train runs/a expert 3` goes on from step 50",
     ),
     Resume("runs/a", "router", 0): (
-        "trained again, router begins again",
-        "`ddm train runs/a router` begins again",
+        "trained again, router starts from step 0",
+        "`ddm train runs/a router` starts from step 0",
     ),
     Resume("runs/a", "experts/003", 50, on_island=True): (
         "trained again, experts/003 goes on from step 50",

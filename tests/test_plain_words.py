@@ -29,7 +29,7 @@ MAX_LINES = {
     "sampling": 4650,
     "serve": 5060,
     "store": 1000,
-    "top": 1760,
+    "top": 1800,
     "train": 5310,
     "watch": 600,
 }

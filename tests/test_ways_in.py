@@ -211,7 +211,7 @@ def test_a_mistake_is_refused_before_pytorch_is_imported(tmp_path: Path) -> None
 
 def test_a_command_that_trains_does_not_tell_its_user_to_run_it() -> None:
     assert by("this command")(Resume("r", "router", 7)) == "this command goes on from step 7"
-    assert by("this command")(Resume("r", "router", 0)) == "this command begins again"
+    assert by("this command")(Resume("r", "router", 0)) == "this command starts from step 0"
 
 
 @pytest.mark.parametrize(

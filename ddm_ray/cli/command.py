@@ -51,7 +51,7 @@ class OneLineErrors(click.Group):
             say(f"error: {_text(error)}{_again(error, code)}", err=True)
             ctx.exit(code)
         except KeyboardInterrupt:
-            click.echo("\nstopped; the same command continues from where it was", err=True)
+            click.echo("\nstopped; the same command continues from what is saved", err=True)
             ctx.exit(130)
 
 

@@ -5,7 +5,7 @@ import click
 from ddm_ray.cli.command import MODELS, RUN, OneOf, main, say, waiting
 from ddm_ray.cli.fixes import ddm_line, words
 from ddm_ray.errors import ConfigError
-from ddm_ray.run.graph import Artifact, trained_of
+from ddm_ray.run.graph import Artifact, trained_of, wanted_of
 from ddm_ray.run.run import Run
 
 WHY = click.option("--why", default="", metavar="TEXT", help="Reason, which the islands show.")
@@ -43,7 +43,9 @@ def list_workers(run_url: str) -> None:
     for worker, lives in sorted(calls.items(), key=lambda call: call[0].id):
         say(worker_line(worker, lives))
     if not calls:
-        say(f"no island is at work on {run.url}; start one: {ddm_line('work', run_url, '--island', 'NAME')}")
+        start = f"start one: {ddm_line('work', run_url, '--island', 'NAME')}"
+        left = not all(run.finished(artifact) for artifact in wanted_of(run.config, ()))
+        say(f"no island is at work on {run.url}; {start if left else 'all is finished'}")
 
 
 @islands.command()

@@ -133,10 +133,9 @@ def _watched(supervisor: "JobSupervisor", run: Run, artifacts: Sequence[Artifact
                         warn(f"storage can't be asked, trying on: {error}")
                     warned = True
                 view.show_statuses(statuses)
-            done = sum(each.fraction for each in statuses) / len(artifacts)
             jobs = supervisor.look()
             for job in jobs:
-                view.show(job.island, min(0.99, done), _words(job), job.state in ("failed", "away"))
+                view.show(job.island, None, _words(job), job.state in ("failed", "away"))
             finished = bool(statuses) and all(each.state == "finished" for each in statuses)
             if finished or all(job.state in SETTLED for job in jobs):
                 return jobs, finished

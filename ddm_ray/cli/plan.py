@@ -9,6 +9,7 @@ import click
 
 from ddm_ray.cli.command import ISLAND, ISLANDS, RUN, main, progress, say, warn, with_extras
 from ddm_ray.cli.devices import GPU, placed, require_gpu
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.cli.train import sharing
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import DDMError
@@ -54,12 +55,13 @@ def plan(
         _show(planned)
 
 
-def outlook(run: "Run") -> None:
-    """Print what a new run needs on this machine, without trial steps."""
+def outlook(run: "Run", run_url: str) -> None:
+    """Print what a new run needs on this machine, without trial steps. `run_url`: its name on the command line."""
     from ddm_ray.placement import Island
 
     try:
         _show(_planned(run, Island(), [], None))
+        say(f"how long it takes is measured by: {ddm_line('plan', run_url)}")
     except (DDMError, ModuleNotFoundError) as error:
         warn(f"what it takes isn't known: {error}")  # the run has begun nevertheless
 
@@ -81,6 +83,7 @@ def _show(plan: "RunPlan") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ddm_ray.islands.plan import NOT_MEASURED
     from ddm_ray.spelling import duration
 
     def priced(seconds: float | None) -> str:
@@ -104,7 +107,7 @@ def _show(plan: "RunPlan") -> None:
     table.add_row("all", f"{plan.at_once} at once", "", *rows, *last)
     Console(width=160).print(table, end="")
     for each in plan.trainings:
-        if each.seconds is None:
+        if each.seconds is None and each.unknown != NOT_MEASURED:
             say(f"{each.kind}: no time: {each.unknown}")
     if plan.disk_free is not None and plan.disk > plan.disk_free:
         warn(f"rows, states and weights take up to {amount(plan.disk)} of disk, {amount(plan.disk_free)} are free")

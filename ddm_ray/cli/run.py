@@ -67,7 +67,7 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     start = _begin_with_weights if beginnings_of(config) else Run.create
     run = start(run_url, config, on_replaced=on_replaced)
     say(f"run {run.config.name!r} at {run.url}")
-    outlook(run)
+    outlook(run, run_url)
     say(f"next: {ddm_line('prepare', run_url)}")
 
 

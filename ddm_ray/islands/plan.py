@@ -29,6 +29,10 @@ from ddm_ray.spelling import one_line
 _EMBEDDING_DIM, _THUMBNAIL_BYTES = 768, 3000
 
 
+NOT_MEASURED = "not measured"
+"""Reason why a time is unknown: there were no trial steps."""
+
+
 @dataclass(frozen=True)
 class KindPlan:
     """The training jobs of one kind: their number, how many are `left` (parts count), and what each takes, in bytes.
@@ -48,7 +52,7 @@ class KindPlan:
     disk: int
     measured: bool = False
     seconds: float | None = None
-    unknown: str = "not measured"
+    unknown: str = NOT_MEASURED
 
 
 @dataclass(frozen=True)

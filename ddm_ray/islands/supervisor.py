@@ -15,6 +15,7 @@ from typing import Literal, Self, TypeVar
 
 from ddm_ray.errors import ConfigError, DDMError, RayAway
 from ddm_ray.islands.jobs import JobsAPI, SubmittedJob
+from ddm_ray.memory import full_memory
 from ddm_ray.placement import Island
 from ddm_ray.spelling import printable
 
@@ -128,7 +129,8 @@ class KeptJob:
         if left <= 0:
             return self._submit(self._number + 1)
         ended = "was lost" if job.exit_code is None else f"ended with exit code {job.exit_code}"
-        return self._state("again", f"{ended}, again in {left:.0f} s: {complaint(job.message.splitlines())}")
+        why = full_memory(job.message) or complaint(job.message.splitlines())
+        return self._state("again", f"{ended}, again in {left:.0f} s: {why}")
 
     def _why(self, job: SubmittedJob) -> str:
         """The line of a failed job's log with the reason. Ray's message has only the last few lines."""

@@ -35,7 +35,7 @@ class LiveView:
     def __init__(self, title: str, names: list[str], clock: bool = True, phrase: Callable[[Fix], str] = str):
         self._console = Console(stderr=True)
         self._title, self._clock, self._phrase = title, clock, phrase
-        self._rows: dict[str, tuple[float, str]] = dict.fromkeys(names, (0.0, "waiting"))
+        self._rows: dict[str, tuple[float | None, str]] = dict.fromkeys(names, (0.0, "waiting"))
         self._alarms: set[str] = set()
         self._began: dict[str, float] = {}
         self._took: dict[str, float] = {}
@@ -66,13 +66,14 @@ class LiveView:
         if self._console.is_terminal:
             self._live.stop()
 
-    def show(self, name: str, fraction: float, note: str, alarm: bool = False) -> None:
-        """Set a row's state. `fraction` is in [0, 1], and 1 means finished. An `alarm` is red."""
+    def show(self, name: str, fraction: float | None, note: str, alarm: bool = False) -> None:
+        """Set a row's state. `fraction` is in [0, 1], and 1 means finished; None: it has none. An `alarm` is red."""
         now = time.monotonic()
         note = escape_unprintable(note)
+        self._rows[name] = (fraction, note)
+        fraction = fraction or 0.0
         if self._clock and name not in self._known_left:
             self._estimates.setdefault(name, TimeLeft()).add(now, fraction)
-        self._rows[name] = (fraction, note)
         (self._alarms.add if alarm else self._alarms.discard)(name)
         begins = note != "waiting" and name not in self._began
         if begins:
@@ -122,20 +123,21 @@ class LiveView:
         # Only a column that may wrap is narrowed by rich. Its text doesn't wrap, nevertheless.
         table.add_column("what")
         for name, (fraction, note) in rows.items():
-            style = "green" if fraction >= 1 else ("dim" if note == "waiting" else "")
+            style = "green" if fraction == 1 else ("dim" if note == "waiting" else "")
             style = "red" if name in self._alarms else style
-            bar = ProgressBar(total=1.0, completed=fraction, width=WIDE_BAR if columns >= WIDE_COLUMNS else NARROW_BAR)
+            width = WIDE_BAR if columns >= WIDE_COLUMNS else NARROW_BAR
+            bar = "" if fraction is None else ProgressBar(total=1.0, completed=fraction, width=width)
+            share = "" if fraction is None else f"{fraction:4.0%}"
             clock = [""] if self._clock else []
             if self._clock and name in self._began:
                 clock = [duration(self._took.get(name, now - self._began[name]))]
             clock += [left.get(name, "")] if shows_left else []
-            table.add_row(
-                Text(name, style), bar, f"{fraction:4.0%}", *clock, Text(note, style, no_wrap=True, overflow="ellipsis")
-            )
+            table.add_row(Text(name, style), bar, share, *clock, Text(note, style, no_wrap=True, overflow="ellipsis"))
         return table
 
     def _log(self, name: str, now: float) -> None:
-        fraction, note = self._rows[name]
+        known, note = self._rows[name]
+        fraction, share = known or 0.0, "    " if known is None else f"{known:4.0%}"
         last, finished, before = self._logged.get(name, (-LOG_SECONDS, False, ""))
         if note == "waiting" or finished or (fraction < 1 and now - last < LOG_SECONDS):
             return
@@ -146,12 +148,11 @@ class LiveView:
         after = f", {left} left" if left else ""
         if self._clock and name in self._took:
             after = f" ({duration(self._took[name])})"
-        self._console.print(f"{name:<12} {fraction:4.0%}  {note}{after}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"{name:<12} {share}  {note}{after}", highlight=False, markup=False, soft_wrap=True)
 
     def _left(self, name: str, now: float) -> str:
         """Words for the time left of a row; empty if that isn't known."""
-        fraction, _ = self._rows[name]
-        if fraction >= 1:
+        if self._rows[name][0] == 1:
             return ""
         seconds = self._known_left.get(name)
         if name not in self._known_left and name in self._estimates:

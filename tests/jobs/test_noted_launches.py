@@ -70,7 +70,7 @@ def text_of(run: Run) -> tuple[str, str]:
         (
             {"pid": 2**31 - 1},
             "ended",
-            r"^launched .*, and that command has ended without an attempt; `ddm work .*` on any island begins",
+            r"^launched .*, and that command has ended without an attempt; `ddm work .*` on any island starts",
         ),
         ({"processes": "elsewhere"}, "launched", r"^waiting: launched .*, no attempt yet$"),
     ],
@@ -94,7 +94,7 @@ def test_what_ended_it_before_its_first_attempt_is_told_with_what_mends_it(run: 
     assert text.startswith(
         "failed: no Ray to join at head:6379: refused; name another Ray with --address, launched on "
     )
-    assert text.endswith(f", no attempt; `ddm work {run.url} --island NAME` on any island begins again")
+    assert text.endswith(f", no attempt; `ddm work {run.url} --island NAME` on any island starts from step 0")
     launch(run, ConfigError("islands.yaml: no island 'nroth'"))
     assert "no attempt; once that is mended, `ddm work" in text_of(run)[1]
     launch(run)
@@ -225,7 +225,7 @@ def test_for_how_long_a_launch_has_been_looked_at_is_told(run: Run) -> None:
     assert_matches("^starting: .*, no attempt for 12 min$", describe(replace(silent, silent_seconds=720.0), phrase))
     (record,) = (Path(run.url) / JOB).rglob("BEGUN-0000")
     record.write_text(json.dumps(json.loads(record.read_text()) | {"processes": "elsewhere"}))
-    again = f"if it died, `ddm work {run.url} --island NAME` on any island begins again"
+    again = f"if it died, `ddm work {run.url} --island NAME` on any island starts from step 0"
     pulses = Sightings()
     for now in (0.0, 599.0):
         (starts,) = observe([status(run, JOB)], pulses, now)

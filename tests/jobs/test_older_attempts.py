@@ -110,7 +110,7 @@ def test_a_failure_is_taken_back_once_an_older_one_is_seen_to_train(run: Run) ->
     first = onlooker.look(0)
     assert first.state == "failed", "the first beat that one sees may be a year old"
     assert describe(first) == (
-        f"failed: no space, attempt 2, at step 0/300; attempt 1 may train on; trained again, {JOB} begins again"
+        f"failed: no space, attempt 2, at step 0/300; attempt 1 may train on; trained again, {JOB} starts from step 0"
     )
     beat(living, 2, 51)
     assert onlooker.look(2).state == "begun"
@@ -235,7 +235,7 @@ def test_who_looks_once_waits_for_an_older_one(run: Run) -> None:
     fail(newest, "no space")
     now, text = looked(at_3=lambda: beat(older, 3, 53))
     assert now == 3 and text.startswith("step 53/300") and text.endswith("attempt 2 failed: no space")
-    assert looked() == (10.5, f"failed: no space, attempt 2, at step 0/300; trained again, {JOB} begins again")
+    assert looked() == (10.5, f"failed: no space, attempt 2, at step 0/300; trained again, {JOB} starts from step 0")
     beat(older, 4, 54, steps_per_second=0.01)
     assert looked()[0] == 60
     assert "; attempt 1 may train on; trained again, " in looked()[1]

@@ -105,7 +105,7 @@ def test_a_job_that_died_does_not_look_alive(partitioned: Run) -> None:
     age(Path(partitioned.url), 2 * 86400)
     again = f"if it died, trained again, {JOB}"
     silent = "begun 25% silent for 210 s, step 75/300, loss 0.1235, 2 workers, attempt 1"
-    assert observer.look(1210) == f"{silent}; {again} begins again"
+    assert observer.look(1210) == f"{silent}; {again} starts from step 0"
     save(attempt, 50)
     assert observer.look(1210).endswith(f"{again} goes on from step 50")
     beat(attempt, 2, 75, phase="saving")
@@ -198,7 +198,7 @@ def test_a_job_that_failed_says_why_and_what_goes_on(partitioned: Run) -> None:
     first = claim(partitioned.store, JOB)
     fail(first, "no rows")
     command = f"trained again, {JOB}"
-    assert status_line(partitioned) == f"failed 0% failed: no rows, attempt 1; {command} begins again"
+    assert status_line(partitioned) == f"failed 0% failed: no rows, attempt 1; {command} starts from step 0"
     second = claim(partitioned.store, JOB)
     beat(second, 1, 75)
     save(second, 50)
@@ -222,7 +222,7 @@ def test_a_failure_keeps_what_mends_it(partitioned: Run) -> None:
     error = CorruptArtifact("a file of rows is gone", partitioned.remake(ROWS))
     claim(partitioned.store, JOB).fail(error.to_fields() | {"final": True})
     artifact_status = status(partitioned, JOB)
-    again = f"`ddm train {partitioned.url} expert 1` begins again"
+    again = f"`ddm train {partitioned.url} expert 1` starts from step 0"
     assert describe(artifact_status, phrase) == (
         f"failed: a file of rows is gone; delete {partitioned.url}/rows, then: ddm prepare {partitioned.url},"
         f" attempt 1; once that is mended, {again}"

@@ -116,7 +116,7 @@ def test_an_event_says_all_that_is_known() -> None:
     assert watcher.look(0, begun(2, 5, 75)) == []
     (stalled,) = watcher.look(60, begun(2, 5, 75))
     text = f"s3://lab/run: {JOB} stalled, no sign for 60 s: silent for 60 s, step 75/300, attempt 2; if it died, "
-    text += f"trained again, {JOB} begins again"
+    text += f"trained again, {JOB} starts from step 0"
     assert stalled.body() == {
         "run": "s3://lab/run",
         "artifact": JOB,
@@ -130,7 +130,7 @@ def test_an_event_says_all_that_is_known() -> None:
     (failed,) = watcher.look(61, stopped(2, 5, 75))
     assert failed == Event(
         "s3://lab/run", JOB, "failed", 2, 75, 300, f"s3://lab/run: {JOB} failed: no space, attempt 2, "
-        f"at step 75/300; trained again, {JOB} begins again"
+        f"at step 75/300; trained again, {JOB} starts from step 0"
     )  # fmt: skip
     (damaged,) = watcher.look(62, DAMAGED)
     assert damaged.alarm and damaged.text == f"s3://lab/run: {JOB} damaged: altered"

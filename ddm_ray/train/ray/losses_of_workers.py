@@ -7,13 +7,12 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.train.torch import TorchTrainer
 
+from ddm_ray.memory import full_memory
 from ddm_ray.ray_internals import COORDINATOR_NAME
 from ddm_ray.spelling import one_line
 
 # A lost worker in the text of Ray's errors: `Worker IP address: 10.0.0.7 Worker port: 40001 Worker PID: 4711`.
 _WHERE = re.compile(r"Worker (IP|PID)(?: address)?: ([\w.:]+)")
-# Why Ray's memory monitor killed one: `Memory on the node (IP: ..., ID: ...) was 21.85GB used / 23.00GB limit (0.95)`.
-_FULL = re.compile(r"Memory on the node [^)]*\) was ([\d.]+)GB used / ([\d.]+)GB")
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -30,8 +29,8 @@ def innermost(error: BaseException) -> BaseException:
 def reason_of_loss(error: BaseException) -> str:
     """The innermost error as one line of moderate length; of a lost process the facts, without Ray's guesses."""
     cause = innermost(error)
-    if full := _FULL.search(str(cause)):
-        return f"Ray killed a worker: its machine's memory was full, {full[1]} of {full[2]} GB with all other programs"
+    if why := full_memory(str(cause)):
+        return why
     if isinstance(cause, RayActorError) and "SYSTEM_ERROR" in str(cause):
         where = _WHERE.findall(str(cause))
         of = f" ({', '.join(f'{name.lower()} {value}' for name, value in where)})" if where else ""
