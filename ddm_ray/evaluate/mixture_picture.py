@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from ddm_ray.data.loading.loader import Rows
+from ddm_ray.evaluate.apart import RARE
 from ddm_ray.evaluate.candidates import Candidate, Decode, Lineup
 from ddm_ray.evaluate.figures import shown_beside
 from ddm_ray.evaluate.real_rows import RealRows
@@ -39,15 +40,11 @@ def mixture_picture(
     shown, real_BCHW, names = shown_beside(run.named, seen.shown, request, PER_CLASS)
     info = PartitionInfo.of(run.require(PARTITION))
     label_B = shown.condition if names and isinstance(shown.condition, Tensor) else None
-    trained = [
-        TileLine(
-            f"expert {cluster}",
-            f"{info.rows_K[cluster]:,} images",
-            _own_tiles(seen.train, cluster, label_B, len(shown.seeds)),
-            _colour(cluster),
-        )
-        for cluster in range(min(lineup.mixture.info.num_experts, MAX_EXPERTS))
-    ]
+    trained = []
+    for cluster in range(min(lineup.mixture.info.num_experts, MAX_EXPERTS)):
+        tiles, words = _own_tiles(seen.train, cluster, label_B, len(shown.seeds))
+        note = f"{info.rows_K[cluster]:,} images"
+        trained.append(TileLine(f"expert {cluster}", note, tiles, _colour(cluster), words))
     painted = [TileLine("real", "", [Tile(image) for image in to_pil(to_unit(real_BCHW))])]
     painted += [_painted(each, shown, decode) for each in lineup.candidates if each.name in (MONOLITH, strategy)]
     number = lineup.mixture.info.num_experts
@@ -63,20 +60,26 @@ def mixture_picture(
     ).draw()
 
 
-def _own_tiles(rows: Rows, cluster: int, label_B: Tensor | None, count: int) -> list[Tile | None]:
-    """Images of the cluster for each column: of its label, if there are any, or spread over all of the cluster."""
+def _own_tiles(rows: Rows, cluster: int, label_B: Tensor | None, count: int) -> tuple[list[Tile | None], list[str]]:
+    """Images of the cluster for each column: of its label, if there are any, or spread over all of the cluster.
+
+    Of a label that is rare in the cluster there is one image. The words say, by label, how many there are.
+    """
     own = rows.cluster_N == cluster
-    tiles: list[Tile | None] = []
+    tiles, words = list[Tile | None](), list[str]()
     labels_B = torch.zeros(count, dtype=torch.int64) if label_B is None else label_B
     for label, columns in zip(
         *(each.tolist() for each in labels_B.unique_consecutive(return_counts=True)), strict=True
     ):
         members = torch.nonzero(own if label_B is None else own & (rows.label_N == label))[:, 0]
-        few = members[torch.linspace(0, len(members) - 1, min(columns, len(members))).round().long()]
+        is_rare = label_B is not None and len(members) <= RARE * int((rows.label_N == label).sum())
+        most = min(1 if is_rare else columns, len(members))
+        words.append(f"{len(members)} in all" if len(members) else "none")
+        few = members[torch.linspace(0, len(members) - 1, most).round().long()]
         images = to_pil(to_unit(rows.data_NCHW[few]))
         tiles += [Tile(image, _colour(cluster)) for image in images]
         tiles += [None] * (columns - len(images))
-    return tiles
+    return tiles, words
 
 
 def _painted(candidate: Candidate, shown: SampleRequest, decode: Decode) -> TileLine:

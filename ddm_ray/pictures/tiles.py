@@ -32,12 +32,16 @@ class Tile:
 
 @dataclass(frozen=True)
 class TileLine:
-    """Tiles beside a label and a note. None leaves a place empty. `colour`: of a mark before the label."""
+    """Tiles beside a label and a note. None leaves a place empty. `colour`: of a mark before the label.
+
+    `words`: by group, what is written into its empty places.
+    """
 
     label: str
     note: str
     tiles: Sequence[Tile | None]
     colour: str | None = None
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,11 @@ class _Drawing:
         self._draw.text((left, middle + 4), line.note, FAINT, self._small, "la")
         for x, tile in zip(self._x, line.tiles, strict=False):
             self._tile(tile, x, y)
-        for group in range(len(self._shown.groups)):
-            own = line.tiles[group * self._in_group : (group + 1) * self._in_group]
-            if own and not any(own):
-                self._draw.text((self._middle(group), middle), "none", FAINT, self._small, "mm")
+        for group, words in enumerate(line.words[: len(self._shown.groups)]):
+            first, end = group * self._in_group, (group + 1) * self._in_group
+            if empty := [x for x, tile in zip(self._x[first:end], line.tiles[first:end], strict=True) if tile is None]:
+                place = ((empty[0] + empty[-1] + self._side) / 2, middle)
+                self._draw.text(place, words, FAINT, self._small if len(empty) > 1 else self._tiny, "mm")
         strips = any(tile is not None and tile.share_SK is not None for tile in line.tiles)
         return y + self._side + GAP + (STRIP + GAP if strips else 0)
 

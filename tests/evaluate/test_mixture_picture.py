@@ -78,3 +78,19 @@ def test_experts_are_shown_their_own_training_images(random_run: Run, monkeypatc
         counts = torch.bincount(own.label_N[own.cluster_N == expert], minlength=10).clamp(max=2).tolist()
         assert [tile is None for tile in tiles] == [place >= count for count in counts for place in (0, 1)]
         assert counts[3] == (0 if expert else 2)
+
+
+def test_of_a_rare_digit_there_is_one_image_and_their_number(random_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the picture would show nothing of what its sentence says."""
+    rows = RealRows.of(random_run)
+    cluster_N = torch.zeros(400, dtype=torch.int64)
+    cluster_N[:3] = 1  # of 100 images of each of four digits, 3 of a 0
+    own = SimpleNamespace(
+        data_NCHW=rows.train.data_NCHW[torch.arange(400) % 10],
+        label_N=torch.arange(400) // 100,
+        cluster_N=cluster_N,
+    )
+    lines = lines_of(random_run, monkeypatch, replace(rows, train=own, shown=rows.train))  # type: ignore[arg-type]
+    assert [tile is None for tile in lines["expert 1"].tiles[:4]] == [False, True, True, True]
+    assert lines["expert 1"].words[:2] == ["3 in all", "none"] and lines["expert 0"].words[0] == "97 in all"
+    assert None not in lines["expert 0"].tiles[:8]

@@ -18,7 +18,7 @@ def one_hot(experts: Sequence[int]) -> np.ndarray:
 
 
 def drawn(tiles: Sequence[Tile | None], groups: Sequence[str] = ()) -> np.ndarray:
-    line = TileLine("label", "note", tiles)
+    line = TileLine("label", "note", tiles, words=["none"] * len(groups))
     words = ("title", "a sentence", [("heading", [line])], "a footnote")
     return np.asarray(TilePicture(*words, groups, len(tiles), COLOURS).draw()).astype(int)
 
@@ -58,7 +58,9 @@ def test_an_empty_place_is_pale_and_the_picture_as_high_as_its_lines() -> None:
     full, empty = drawn([Tile(grey(0)), Tile(grey(0))], ["a"]), drawn([None, None], ["a"])
     assert not places(full, EMPTY).any()
     assert 1.9 * SIDE**2 < places(empty, EMPTY).sum() < 2 * SIDE**2, "less by the word"
-    assert full.shape == empty.shape
+    half = drawn([Tile(grey(0)), None], ["a"])
+    assert 0.8 * SIDE**2 < places(half, EMPTY).sum() < SIDE**2, "the word stands in the empty place"
+    assert full.shape == empty.shape == half.shape
     assert drawn([Tile(grey(0), COLOURS[0], one_hot([0]))]).shape[0] > drawn([Tile(grey(0), COLOURS[0])]).shape[0]
 
 

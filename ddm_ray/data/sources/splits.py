@@ -51,17 +51,17 @@ def of_split(
     counts = Counter(name for name in split_by_path.values() if name)
     listed = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
     problem = f"data.source {url!r}: its files are of splits: {listed}"
-    choices = " or ".join([*counts, ALL])
+    fix = Begin(field="data.split", value="train" if "train" in counts else next(iter(counts), ALL))
     if split is None:
         named = {name.casefold() for name in classes or ()} & NAMES.keys()
         alone = by_folder and classes is not None and sum(counts.values()) == sum("/" in path for path in sizes)
         if counts and not named and (len(counts) > 1 or alone):
-            raise DataError(problem, Begin(field="data.split", value=choices))
+            raise DataError(f"{problem}; data.split chooses one of them, or {ALL}", fix)
         return dict(sizes)
     if split == ALL:
         return dict(sizes)
     name = NAMES.get(split.casefold(), split)
     if name not in counts:
         problem = problem if counts else f"data.source {url!r}: no file is of a split"
-        raise DataError(f"{problem}; data.split {split!r} isn't there", Begin(field="data.split", value=choices))
+        raise DataError(f"{problem}; data.split {split!r} isn't there", fix)
     return {path: size for path, size in sizes.items() if split_by_path[path] == name}

@@ -174,7 +174,9 @@ def test_given_shards_are_made_alone_and_collected_without_their_rows(tmp_path):
         ids = {*split_of(run, shard(cluster), "train")["id"].to_pylist()}
         assert ids < set(rows(seed=cluster).ids)
     centre = Run.create(str(tmp_path / "centre"), owners[0].config)
-    with pytest.raises(MissingArtifact, match=r"make partition/shards/cluster=000$"):
+    with pytest.raises(
+        MissingArtifact, match=r"no finished partition/shards/cluster=000 yet; first make rows/cluster=000$"
+    ):
         partition(centre)
     for cluster, run in enumerate(owners):
         centre.store.write(f"{shard(cluster)}/_MANIFEST.json", run.store.read(f"{shard(cluster)}/_MANIFEST.json"))

@@ -57,7 +57,7 @@ def test_which_split_is_meant_is_asked(tmp_path: Path, kind: str, counted: bool)
     with pytest.raises(DataError) as asked:
         open_source(DataConfig(source=source, **classes), source).list()
     assert "its files are of splits: " in str(asked.value)
-    assert str(asked.value).endswith("begin a run with data.split=test or train or validation or all")
+    assert str(asked.value).endswith("; data.split chooses one of them, or all; begin a run with data.split=train")
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -101,7 +101,7 @@ def test_init_asks_and_shows_the_classes_of_the_split(tmp_path: Path) -> None:
     words = ["init", str(tmp_path / "run"), "--recipe", "tiny", "--set", f"data.source={source}"]
     words += ["--set", "data.num_classes=2", "--set", "embedder.dim=2"]
     refused = CliRunner().invoke(main, words)
-    assert refused.exit_code == 1 and "begin a run with --set data.split=test or train" in refused.output
+    assert refused.exit_code == 1 and "begin a run with --set data.split=train\n" in refused.output
     done = CliRunner().invoke(main, [*words, "--set", "data.split=train"])
     assert done.exit_code == 0, done.output
     assert "classes: cat 4, dog 4" in done.output and "6 files aren't read: 6 of other splits" in done.output

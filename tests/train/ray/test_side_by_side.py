@@ -99,8 +99,10 @@ def test_what_is_finished_is_named_and_needs_no_ray(tmp_path: Path) -> None:
     run = make_run(str(tmp_path / "run"), num_rows=60)
     done = CliRunner().invoke(main, ["train", run.url, "all", "--monolith", "--address", "127.0.0.1:1"])
     assert done.exit_code == 0
-    names = [line.partition(": finished already, ")[0] for line in done.stdout.splitlines()]
+    *finished, following = done.stdout.splitlines()
+    names = [line.partition(": finished already, ")[0] for line in finished]
     assert names == ["experts/000", "experts/001", "router", "monolith"]
+    assert following == f"next: ddm sample {run.url}"
 
 
 def test_nothing_to_train_on_is_told_before_ray_starts(tmp_path: Path) -> None:
