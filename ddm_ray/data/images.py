@@ -225,8 +225,9 @@ def _shrunk(
     reduced = Image.new(mode, (-(-(end_x - x) // factor), -(-(end_y - y) // factor)))
     rows = factor * max(1, _BAND // (factor * (end_x - x)))
     for start in range(y, end_y, rows):
-        remarks.clear()  # else each band would repeat what is said of the image
-        band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, image.format, remarks)
+        of_band: list[str] = []
+        band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, image.format, of_band)
+        remarks += [remark for remark in of_band if remark not in remarks]  # each band says the same
         reduced.paste(band.reduce(factor), (0, (start - y) // factor))
     box = ((left - x) / factor, (top - y) / factor, (right - x) / factor, (bottom - y) / factor)
     return reduced.resize(inner, Image.Resampling.BICUBIC, box)

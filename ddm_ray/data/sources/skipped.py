@@ -1,10 +1,10 @@
 """Files in a source's folders that aren't its images: of systems, of programs that hide theirs, and of runs."""
 
-import json
 import os
 from collections import Counter
 from contextlib import suppress
 
+from ddm_ray.parsing import parse_object
 from ddm_ray.run.run import RUN_FILE
 
 SYSTEM = {
@@ -31,9 +31,8 @@ def why_skipped(name: str) -> str:
 
 def is_run(data: bytes) -> bool:
     """True if these are the contents of a run's file."""
-    with suppress(ValueError, RecursionError):
-        fields = json.loads(data)
-        return isinstance(fields, dict) and {"schema", "config"} <= fields.keys()
+    with suppress(ValueError):
+        return {"schema", "config"} <= parse_object(data).keys()
     return False
 
 
