@@ -21,7 +21,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import tiers, workers
+from tests import crashes, tiers, workers
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -95,6 +95,7 @@ for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(tiers, "tiers")
+    config.pluginmanager.register(crashes, "crashes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
