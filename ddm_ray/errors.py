@@ -140,6 +140,12 @@ class Left(Stopped):
     KIND_PASSES = True
 
 
+class InTraining(TrainingError):
+    """Another launch trains the artifact now."""
+
+    KIND_PASSES = True
+
+
 class OutOfMemory(TrainingError):
     """A micro-batch doesn't fit into memory."""
 

@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -208,7 +209,7 @@ def _start(folder: str, scratch: str | None) -> None:
     """Start a private Ray. Try again after AGAIN_SECONDS if it doesn't start. Raises RayAway if it never does."""
     for pause in (*AGAIN_SECONDS, None):
         try:
-            ray.init(
+            _init(
                 address="local",
                 num_cpus=usable_cores(),
                 include_dashboard=False,
@@ -224,6 +225,16 @@ def _start(folder: str, scratch: str | None) -> None:
                 tries, fix = len(AGAIN_SECONDS) + 1, "try again when this machine is less busy"
                 raise RayAway(f"a private Ray doesn't start, {tries} times: {one_line(error, 200)}", fix) from None
             time.sleep(pause)
+
+
+def _init(**options: Any) -> None:
+    """`ray.init` that leaves SIGTERM to whom it was: Ray's handler would end this process at once."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def cluster_gpus() -> float:
@@ -325,7 +336,7 @@ def _away(address: str, error: Exception) -> RayError:
 def _join(address: str, environment: Mapping[str, Any] | None = None) -> None:
     try:
         _knock(address)
-        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+        _init(address=address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         # After retries Ray keeps its reason only as text.
         if ray.exceptions.AuthenticationError.__name__ in f"{error!r} {error.__cause__}":

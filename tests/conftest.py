@@ -41,6 +41,7 @@ LANES = {
         "islands/test_work_command.py",
         "train/ray/test_lost_controllers.py",
         "train/ray/test_side_by_side.py",
+        "train/ray/test_twice.py",
         "data/prepare/test_prepare.py",
         "data/prepare/test_prepare_kill.py",
         "data/partition/test_partition_ray.py",

@@ -18,7 +18,7 @@ from tests.jobs.attempts import finish
 
 pytestmark = pytest.mark.contract
 
-AGAIN = {"StorageError", "RayAway", "GaveUp", "Preempted", "Overtaken", "Left"}
+AGAIN = {"StorageError", "RayAway", "GaveUp", "Preempted", "Overtaken", "Left", "InTraining"}
 KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, DDMError)}
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -14,6 +15,7 @@ import click
 
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import ddm_line, phrase
+from ddm_ray.cli.signals import Ended, signals_end_it
 from ddm_ray.environment import prepare_ray, quiet_pillow
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
@@ -43,16 +45,18 @@ class OneLineErrors(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with signals_end_it():
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise  # click ends quietly if the reader has ended, as in `| head`
         except (DDMError, OSError, ModuleNotFoundError) as error:
             code = exit_code(error)
             say(f"error: {_text(error)}{_again(error, code)}", err=True)
             ctx.exit(code)
-        except KeyboardInterrupt:
-            click.echo("\nstopped; the same command continues from what is saved", err=True)
-            ctx.exit(130)
+        except KeyboardInterrupt as error:
+            with suppress(OSError):  # the terminal may be closed
+                click.echo("\nstopped; the same command continues from what is saved", err=True)
+            ctx.exit(error.exit_code if isinstance(error, Ended) else 128 + signal.SIGINT)
 
 
 def _again(error: Exception, code: int) -> str:

@@ -24,6 +24,7 @@ from ddm_ray.cli.command import (
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import by, next_of, phrase
+from ddm_ray.cli.leaving import require_no_rivals, saving_first
 from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.run.graph import Artifact, wanted_of
 from ddm_ray.spelling import some
@@ -40,6 +41,7 @@ ALL = "all"
 @ISLANDS
 @ISLAND
 @ADDRESS
+@click.option("--take-over", is_flag=True, help="If other commands train it now, let them save their states and end.")
 def train(
     run_url: str,
     model: str,
@@ -49,6 +51,7 @@ def train(
     islands: str | None,
     island: str | None,
     address: str | None,
+    take_over: bool,
 ) -> None:
     """Train one model of RUN, or `all` experts and the router.
 
@@ -61,10 +64,12 @@ def train(
     take 1 % of the time at most. The command and `ddm status` say where the newest lies.
 
     An expert needs only run.json and its own shard. You may kill this command at any moment; the same command continues
-    from the last saved states. If it runs twice, the older one ends within a minute, and the first commit counts.
+    from the last saved states. After SIGTERM it saves states first. While another command trains a model, it doesn't
+    begin: --take-over lets that one save its state and end.
 
-    Exit code 0: all is finished. 75: the same command may work later, because storage or Ray is away, or workers were
-    lost too often in a row. 1: something must be mended first, or another launch has taken over.
+    Exit code 0: all is finished. 75: the same command may work later, because storage or Ray is away, workers were lost
+    too often in a row, another command trains it, or after SIGTERM. 130: Ctrl-C. 1: something must be mended first, or
+    another launch has taken over.
 
     \b
       ddm train runs/digits all --monolith
@@ -84,15 +89,15 @@ def train(
     site = load_island(islands, island)
     site = site.model_copy(update={"train": placed(site.train, gpu)})
     if model == ALL:
-        _train_all(run_url, run, wanted_of(run.config, extras), site, address, asked=bool(gpu))
+        _train_all(run_url, run, wanted_of(run.config, extras), site, address, bool(gpu), take_over)
         return
     artifact = trained("train", model, index, len(run.experts))
-    _train_one(run, artifact, site, address, asked=bool(gpu))
+    _train_one(run, artifact, site, address, bool(gpu), take_over)
     if not islands and (following := next_of(run, run_url)):
         say(f"next: {following}")
 
 
-def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, asked: bool) -> None:
+def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, asked: bool, take_over: bool) -> None:
     """Train one artifact, unless it is finished, with a live view, and print the result."""
     from ddm_ray.jobs.launches import Launch, noted
     from ddm_ray.jobs.stops import StopRequests
@@ -104,6 +109,7 @@ def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, ask
         # What is refused here isn't a launch that failed.
         for input_artifact in run.inputs(artifact):
             run.require(input_artifact)
+        require_no_rivals(run, [artifact], take_over)
         with LiveView(run.url, [artifact], phrase=by("this command")) as view:
             view.show(artifact, 0.0, "starting")
             # Noted first, so that other machines see why a launch ended here.
@@ -142,13 +148,20 @@ def _tell(run: Any, artifacts: list[Artifact], before: str = "", accepting: bool
 
 
 def _train_all(
-    run_url: str, run: Any, artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
+    run_url: str,
+    run: Any,
+    artifacts: tuple[Artifact, ...],
+    site: Any,
+    address: str | None,
+    asked: bool,
+    take_over: bool,
 ) -> None:
     """Train the unfinished ones of these artifacts, and print the result of each, and one next command."""
     left = [artifact for artifact in artifacts if not run.finished(artifact)]
     _tell(run, [artifact for artifact in artifacts if artifact not in left], "finished already, ")
     _require_some(run, left)
     if left:
+        require_no_rivals(run, left, take_over)
         _train_several(run, left, artifacts, site, address, asked)
     if following := next_of(run, run_url):
         say(f"next: {following}")
@@ -219,12 +232,15 @@ def _train(
     if not (site.name or ray_address or os.environ.get("RAY_ADDRESS")):  # no file and no cluster sets the CPUs
         site = site.model_copy(update={"train": sharing_idle_cores(site.train, len(artifacts))})
     asked = min(usable_cores(), len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
-    with ray_session(ray_address, token_file, asked) as private:
+    with (
+        saving_first(run, artifacts, watch) as watch_and_leave,
+        ray_session(ray_address, token_file, asked) as private,
+    ):
         tell_of_workers("train", site.train.use_gpu, cluster_gpus())
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)
-        train_all(run, artifacts, placements, watch, not private, launch, site.name, starting, keep_logs)
+        train_all(run, artifacts, placements, watch_and_leave, not private, launch, site.name, starting, keep_logs)
 
 
 def sharing_idle_cores(placement: Any, jobs: int) -> Any:

@@ -1,14 +1,13 @@
 """The verb of an island: `work` takes an unfinished job of a run, trains it, and looks for the next one."""
 
 import os
-import signal
-from threading import Event
 from typing import Any
 
 import click
 
 from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, say_extensions, with_extras
 from ddm_ray.cli.fixes import by, words
+from ddm_ray.cli.signals import first_signal_noted
 from ddm_ray.cli.train import sharing_idle_cores
 from ddm_ray.errors import ConfigError
 from ddm_ray.exit_codes import EXIT_AGAIN
@@ -93,14 +92,9 @@ def work(
     island_prefix(site.name)
     job = submitted_job() or ""
 
-    leaving = Event()
-
-    def handle_sigterm() -> None:
-        signal.signal(signal.SIGTERM, lambda *_: leaving.set())
-
-    handle_sigterm()
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
     with (
+        first_signal_noted() as leaving,
         WorkerHeartbeat(run.store, site.name, lease, **fields) as heartbeat,
         LiveView(
             f"{run.url}, island {heartbeat.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
@@ -114,7 +108,6 @@ def work(
                 how = sharing_idle_cores(how, 1)
             # One session per job, so that a waiting worker holds no Ray.
             with losses_of_ray(), ray_session(*where, how.asked.get("CPU", 0.0)) as private:
-                handle_sigterm()  # again, since Ray has replaced the handler
                 train_all(run, [launch.artifact], how, watch, not private, launch, lost=keep_logs)
 
         def require_room() -> None:
@@ -129,11 +122,11 @@ def work(
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
         observer = RunObserver(run, trained, work_of(run))
-        worker = IslandWorker(run, heartbeat, observer, train, report, require_room, leaving.is_set, job)
+        worker = IslandWorker(run, heartbeat, observer, train, report, require_room, leaving, job)
         end = worker.run_to_end()
     say(f"{site.name}: {end}")
     say_extensions(run)
-    if leaving.is_set():
+    if leaving():
         click.get_current_context().exit(EXIT_AGAIN)
 
 

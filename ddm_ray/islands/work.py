@@ -159,7 +159,8 @@ class IslandWorker:
             if not store.create(take_key(artifact, self._observer.takes(artifact) + 1), take):
                 return False
             self._report(view.statuses, f"takes {artifact}" + (f" over from {job.holder}" if job.holder else ""))
-            take_over = TakeOver(self._run, job, self._heartbeat.id, before)
+            # A job without a holder has an expired lease.
+            take_over = TakeOver(self._run, artifact, f"worker {self._heartbeat.id}", bool(job.holder), before)
             while not take_over.done:
                 stopper.require_none()
                 time.sleep(self._idle)

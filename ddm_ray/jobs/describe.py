@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 
-from ddm_ray.errors import DDMError
+from ddm_ray.errors import DDMError, Left
 from ddm_ray.jobs.job_status import JobStatus, heldout_in_words
 from ddm_ray.jobs.launches import place_of
 from ddm_ray.jobs.status import SILENT_SECONDS, Status
@@ -53,6 +53,8 @@ def _described(status: Status, phrase: Callable[[Fix], str], with_time_left: boo
             return _failed(status, job, again, phrase)
         if not job.attempt:
             return _launched(status, job, again)
+        if job.failure and job.failure["kind"] == Left.__name__ and status.may_be_dead:
+            return f"{job.failure['error']}; {again}"
         if_dead = _older(status) + (f"; {job.in_vain}" if job.in_vain else f"; if it died, {again}")
         return _begun(status, job, with_time_left) + _beside(job) + (if_dead if status.may_be_dead else "")
     if chunks := status.chunks:

@@ -82,19 +82,23 @@ class JobFiles:
 
         If several began after the same attempt, the clocks of their machines decide which is the last.
         """
-        matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))
-        after, launch = max(((int(match["after"]), match["launch"]) for match in matches), default=(0, ""))
+        launch, after = max(self.begun, key=lambda begun: begun[::-1], default=("", 0))
         return (launch, after) if launch else None
+
+    @property
+    def begun(self) -> set[tuple[str, int]]:
+        """Ids of all launches, each with the number of the newest attempt when it began."""
+        matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))
+        return {(match["launch"], int(match["after"])) for match in matches}
 
     @property
     def launches(self) -> set[str]:
         """Ids of all launches."""
-        return {match["launch"] for key in self.sizes if (match := _BEGUN.fullmatch(key))}
+        return {launch for launch, _ in self.begun}
 
     def launched_after(self, attempt: int) -> list[str]:
         """Ids of the launches that began when that attempt was the newest."""
-        matches = (match for key in self.sizes if (match := _BEGUN.fullmatch(key)))
-        return [match["launch"] for match in matches if int(match["after"]) == attempt]
+        return [launch for launch, after in self.begun if after == attempt]
 
     @property
     def saved(self) -> tuple[int, int]:

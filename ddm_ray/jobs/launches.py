@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ddm_ray.errors import CorruptArtifact, DDMError, GaveUp, StorageError, TrainingError
+from ddm_ray.errors import CorruptArtifact, DDMError, GaveUp, Left, StorageError, TrainingError
 from ddm_ray.jobs.attempts import OUT_OF_MEMORY, Attempt, claimed, read_failure
 from ddm_ray.jobs.job_files import BEGUN, JobFiles, list_jobs
 from ddm_ray.jobs.notes import Begun, read_note
@@ -115,7 +115,8 @@ def _all_failures(launch_id: str) -> str:
 def noted(store: Store, launch: Launch) -> Iterator[Launch]:
     """Record on storage that a launch begins, and an error that ends it before its first attempt.
 
-    Yields the launch with the number of the attempt after which it begins. If Ctrl-C ends it, the record is deleted.
+    Yields the launch with the number of the attempt after which it begins. If Ctrl-C ends it, or if it is left before
+    its first attempt, the record is deleted.
     """
     files = list_jobs(store, [launch.artifact])[launch.artifact]
     launch = replace(launch, after=max(files.attempts, default=0))
@@ -125,14 +126,22 @@ def noted(store: Store, launch: Launch) -> Iterator[Launch]:
     try:
         yield launch
     except KeyboardInterrupt:
-        with suppress(StorageError):
-            Store(store.url, NO_RETRIES).delete_one(launch.begun_key)
+        _forget(launch, store)
         raise
     except Exception as error:
         with suppress(StorageError):
             if max(claimed(store, launch.artifact), default=0) == launch.after:
-                launch.give_up(store, error if isinstance(error, DDMError) else TrainingError(one_line(error, 500)))
+                if isinstance(error, Left):
+                    _forget(launch, store)
+                else:
+                    launch.give_up(store, error if isinstance(error, DDMError) else TrainingError(one_line(error, 500)))
         raise
+
+
+def _forget(launch: Launch, store: Store) -> None:
+    """Delete the record that a launch has begun, if storage answers at once."""
+    with suppress(StorageError):
+        Store(store.url, NO_RETRIES).delete_one(launch.begun_key)
 
 
 def _drop_ended(store: Store, files: JobFiles, after: int, where: Mapping[str, Any]) -> None:

@@ -32,6 +32,8 @@ from ddm_ray.train.job import TrainJob
 from ddm_ray.train.ranks import decide_on_first
 from ddm_ray.train.step_sync import Agreed, Flags
 
+LOCAL_LOOK_SECONDS = 2.0
+"""Longest pause between looks at a disk, where they cost nothing."""
 COMMIT_SECONDS = 20.0
 """Longest wait for a newer attempt, which has dropped this one's last state, to commit the job."""
 
@@ -124,7 +126,7 @@ class Membership:
 
 
 class StorageWatcher:
-    """A thread that looks at storage every LOOK_SECONDS while this process trains.
+    """A thread that looks at storage every LOOK_SECONDS, at a disk more often, while this process trains.
 
     It ends once it knows a `newer` attempt that lives or has ended, or a request to `stop`. What can't be read now is
     read at the next look.
@@ -134,6 +136,7 @@ class StorageWatcher:
         self.newer: NewerAttempt | None = None
         self.stop: Stopped | None = None
         self._fence, self._closing = Fence(attempt), Event()
+        self._pause = min(LOOK_SECONDS, LOCAL_LOOK_SECONDS) if attempt.store.local else LOOK_SECONDS
         self._requests = StopRequests(attempt.store, Artifact(attempt.job), launch)
         self._thread = Thread(target=self._watch, name="watcher", daemon=True)
         self._thread.start()
@@ -143,7 +146,7 @@ class StorageWatcher:
         self._closing.set()
 
     def _watch(self) -> None:
-        while not (self.newer or self.stop or self._closing.wait(LOOK_SECONDS)):
+        while not (self.newer or self.stop or self._closing.wait(self._pause)):
             try:
                 newer, stop = self._fence.look(), self._requests.look()
             except (DDMError, OSError, ValueError, RecursionError):

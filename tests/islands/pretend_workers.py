@@ -143,7 +143,17 @@ class Process:
         self._taken(self, intent)
         self.gone = self.ends == "taking"
         if not self.gone:
-            self._taking = launch, TakeOver(self.run, intent.job, self.id, before, lambda: self._own)
+            self._taking = (
+                launch,
+                TakeOver(
+                    self.run,
+                    intent.job.artifact,
+                    f"worker {self.id}",
+                    bool(intent.job.holder),
+                    before,
+                    lambda: self._own,
+                ),
+            )
             self.moves += bool(intent.job.holder)
             self._begin(now)
 

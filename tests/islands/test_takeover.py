@@ -22,7 +22,7 @@ def begin(run: Run, launch: Launch) -> Launch:
 
 
 def taken_over(run: Run, job: OpenJob, before: dict[str, object], now: list[float]) -> TakeOver:
-    return TakeOver(run, job, "north/0001", before, lambda: now[0])
+    return TakeOver(run, JOB, "worker north/0001", bool(job.holder), before, lambda: now[0])
 
 
 def attempt_of(run: Run, launch: Launch) -> Attempt:

@@ -66,7 +66,7 @@ def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path:
         work.kill()
         work.wait()
     left = status(run, FIRST)
-    assert left.state == "stopped" and left.job and left.job.saved > 0
+    assert left.state == "begun" and left.job and left.job.left and left.job.saved > 0
     assert "its process is to end" in str(left.job.failure)
 
 

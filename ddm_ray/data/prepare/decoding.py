@@ -74,11 +74,6 @@ def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None =
     )
 
 
-def _given_reasons(rows: list[Encoded], reasons: list[str]) -> list[dict[str, str]]:
-    """{id, reason} of each row that has a reason."""
-    return [{"id": row.id, "reason": reason} for row, reason in zip(rows, reasons, strict=True) if reason]
-
-
 def _batches(rows: list[Encoded]) -> Iterator[range]:
     """Ranges of at most BATCH_ROWS rows that end once their images reach BATCH_BYTES."""
     start, total = 0, 0
