@@ -30,7 +30,7 @@ MAX_LINES = {
     "serve": 5060,
     "store": 1000,
     "top": 1830,
-    "train": 5310,
+    "train": 5330,
     "watch": 600,
 }
 

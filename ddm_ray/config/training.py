@@ -58,7 +58,10 @@ class TrainConfig(StrictModel):
     )
     clip_norm: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
     ema_decay: float = Field(
-        default=0.9999, ge=0, lt=1, description="of the average weights, which count; a memory of 1/(1 - decay) steps"
+        default=0.9999,
+        ge=0,
+        lt=1,
+        description="of the average weights, which count; a memory of 1/(1 - decay) steps, shorter at first",
     )
     condition_dropout: float = Field(
         default=0.1, ge=0, le=1, description="share of rows without their condition; guidance needs some"

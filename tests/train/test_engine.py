@@ -69,7 +69,7 @@ def test_engine_trains_as_plain_torch_does(world_of_one: None, zero_stage: int) 
         assert float(norm) == pytest.approx(float(plain_norm), rel=1e-5)
         with torch.no_grad():
             for mean, value in zip(average.parameters(), plain.parameters(), strict=True):
-                mean.mul_(TRAIN.ema_decay).add_(value, alpha=1 - TRAIN.ema_decay)
+                mean.lerp_(value, max(1 - TRAIN.ema_decay, 9 / (10 + step + 1)))
     values, means = dict(plain.named_parameters()), dict(average.named_parameters())
     held = engine.shards.held()
     assert [fragment.name for fragment in held] == list(values)
@@ -251,21 +251,23 @@ def test_a_closed_engine_leaves_nothing(world_of_one: None, zero_stage: int, pre
     assert not any(each() for each in held)
 
 
-@pytest.mark.parametrize("decay_used", [0.9, 0.9**0.5])
+@pytest.mark.parametrize("decay_used", [0.5, 0.5**0.5])
 def test_ema_closed_form(decay_used: float) -> None:
-    """SCIENCE, oracle G; a decay that is off (the second case) must miss it."""
+    """While the average is short, up to step 8, and after it; a decay that is off (the second case) must miss it."""
     value = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     adam = AdamW(iter([value]), TRAIN.model_copy(update={"ema_decay": decay_used, "weight_decay": 0.0}))
     adam.param_groups[0]["lr"] = 0.3
     seen = [value.detach().clone()]
-    for step in range(6):
+    for step in range(12):
         value.grad = torch.tensor([1.0, float(step) - 2.0], dtype=torch.float64)
         adam.step()
         seen.append(value.detach().clone())
-    # m_n = d^n x_0 + (1 - d) sum_i d^(n - i) x_i
-    closed = 0.9**6 * seen[0] + 0.1 * sum(0.9 ** (6 - i) * seen[i] for i in range(1, 7))
+    # m_n = x_0 prod_j (1 - w_j) + sum_i w_i x_i prod_(j > i) (1 - w_j), where 9/18 is the first w that isn't larger
+    weights = [1.0, *(9 / (10 + i) for i in range(1, 9)), *[0.5] * 4]
+    left = [math.prod(1 - weight for weight in weights[i + 1 :]) for i in range(13)]
+    closed = sum(weights[i] * left[i] * seen[i] for i in range(13))
     error = float((adam.state[value]["ema"] - closed).abs().max())
-    assert (error < 1e-14) == (decay_used == 0.9)
+    assert (error < 1e-14) == (decay_used == 0.5)
 
 
 def test_the_norm_is_exact_over_millions_of_elements() -> None:

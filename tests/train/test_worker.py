@@ -277,7 +277,9 @@ def test_the_curve_is_the_same_across_resizes(
     assert claimed(cut.store, EXPERT) == [1, 2, 3]
     most = 1e-6 if precision == "fp32" else 2e-3
     assert difference(curve_of(undisturbed, EXPERT), curve_of(cut, EXPERT)) < most
-    assert 0 < difference(weights_of(undisturbed, EXPERT), weights_of(cut, EXPERT)) < most
+    # AdamW's first steps are as long where a gradient is nearly zero, and its sign is then chance in bf16.
+    flipped = 1e-6 if precision == "fp32" else 4 * undisturbed.config.expert.train.learning_rate
+    assert 0 < difference(weights_of(undisturbed, EXPERT), weights_of(cut, EXPERT)) < flipped
 
 
 def test_precision_matters(quiet: Run, worlds: Callable[[str], Run]) -> None:
