@@ -28,6 +28,17 @@ class Make:
 
 
 @dataclass(frozen=True)
+class Mend:
+    """Mend a damaged artifact of the run at a URL: an examination of the run knows how that is done without a loss."""
+
+    run: str
+    artifact: str
+
+    def __str__(self) -> str:
+        return f"mend {self.artifact}, as an examination of the run advises"
+
+
+@dataclass(frozen=True)
 class Resume:
     """Train an artifact of the run at a URL again, from its state after `step` steps if that is above 0.
 
@@ -94,9 +105,9 @@ class Accept:
         return f"accept {self.artifact}"
 
 
-Fix = Make | Resume | Begin | Give | Allow | Accept | str
+Fix = Make | Mend | Resume | Begin | Give | Allow | Accept | str
 """Remedy of an error: data if a command or an option does it, otherwise prose in the imperative."""
-_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Resume, Begin, Give, Allow, Accept)}
+_FIXES: dict[str, Any] = {kind.__name__: kind for kind in (Make, Mend, Resume, Begin, Give, Allow, Accept)}
 
 
 def read_fix(fields: Any) -> Fix | None:

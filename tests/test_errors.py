@@ -12,7 +12,7 @@ from ddm_ray.cli import main
 from ddm_ray.cli.fixes import option, phrase
 from ddm_ray.errors import CorruptArtifact, DataError, DDMError, StorageError, TrainingError
 from ddm_ray.exit_codes import exit_code
-from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Resume
+from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Mend, Resume
 from ddm_ray.spelling import one_line
 from ddm_ray.store.refusals import as_storage_error, refusal
 
@@ -34,6 +34,10 @@ FIXES: dict[Fix, tuple[str, str]] = {
     Make("runs/a", "experts/003"): ("make experts/003", "make it with: ddm train runs/a expert 3"),
     Make("runs/a", "router"): ("make router", "make it with: ddm train runs/a router"),
     Make("runs/a", "eval/x-1"): ("make eval/x-1", "make it with: ddm evaluate runs/a --name x-1"),
+    Mend("my run #1", "experts/003"): (
+        "mend experts/003, as an examination of the run advises",
+        "mend it with: ddm doctor 'my run #1' --deep --mend",
+    ),
     Resume("runs/a", "experts/003", 50): (
         "trained again, experts/003 goes on from step 50",
         "`ddm train runs/a expert 3` goes on from step 50",

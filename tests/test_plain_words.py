@@ -16,21 +16,21 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3720,
+    "cli": 3850,
     "config": 1560,
     "core": 1880,
-    "data": 8530,
+    "data": 8540,
     "evaluate": 3360,
     "islands": 1960,
-    "jobs": 2600,
+    "jobs": 2920,
     "models": 2440,
     "pictures": 600,
     "run": 1870,
     "sampling": 4650,
     "serve": 5060,
     "store": 1000,
-    "top": 1830,
-    "train": 5330,
+    "top": 1845,
+    "train": 5470,
     "watch": 600,
 }
 

@@ -228,6 +228,11 @@ def say(text: str, err: bool = False) -> None:
     click.echo(escape_unprintable(text), err=err)
 
 
+def say_checked(name: str, wrong: str) -> None:
+    """Print a line on something that was checked: what is wrong with it, or that it is sound."""
+    say(f"  {name:<16} {f'wrong: {wrong}' if wrong else 'sound'}")
+
+
 def say_extensions(run: Any) -> None:
     """Name the runs that extend this one, since its own artifacts don't show them."""
     from ddm_ray.jobs.extend import extensions

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import ISLAND, ISLANDS, RUN, main, say, with_extras
-from ddm_ray.cli.fixes import phrase
+from ddm_ray.cli.command import ISLAND, ISLANDS, RUN, main, say_checked, with_extras
+from ddm_ray.cli.mend import examined
+from ddm_ray.errors import ConfigError
 from ddm_ray.placement import Island, load_island
 from ddm_ray.run.graph import wanted_of
 from ddm_ray.run.run import Run
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 @main.command()
 @RUN
 @click.option("--deep", is_flag=True, help="Read every byte of finished artifacts, and compare checksums.")
+@click.option("--mend", is_flag=True, help="Mend what is damaged, as the command advises without this option.")
 @ISLANDS
 @ISLAND
 @with_extras("Check for")
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 def doctor(
     run_url: str,
     deep: bool,
+    mend: bool,
     islands: str | None,
     island: str | None,
     extras: list[str],
@@ -40,25 +43,28 @@ def doctor(
     that island's Ray instead, and checks each machine with room for a worker; `ddm islands check` does that remotely.
     It writes a few bytes below RUN/_probe-... and deletes them. Exits with 1 if anything is wrong.
 
+    --mend makes damaged artifacts sound again. It deletes nothing but small records of what is damaged: files that are
+    sound stay, and a trained model is written again from its last training state, with the same bytes. It leaves alone
+    what a training uses that is alive, and names the command where steps have to be trained again.
+
     \b
       ddm doctor s3://lab/run7
       ddm doctor runs/digits --deep
+      ddm doctor runs/digits --deep --mend
       ddm doctor s3://lab/run7 --islands islands.yaml --island north      on a machine of north
     """
     from ddm_ray.islands.checks import check
-    from ddm_ray.jobs.examination import examine
 
     run = Run.open(run_url)
+    if mend and (islands or placement):
+        raise ConfigError("--mend is for the run, not for machines; leave --islands out")
     site = Island.from_json(island or "", placement) if placement else load_island(islands, island)
     click.echo(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
     machine = _machine(run, site, extras, dict(each.partition("=")[::2] for each in expected), note)
     if islands or placement:
         wrong = _show(_on_island(site, machine))
     else:
-        wrong = _show([("", check(machine))])
-        for finding in examine(run, deep):
-            wrong += finding.error is not None
-            _say(finding.artifact, finding.error.text(phrase) if finding.error else "")
+        wrong = _show([("", check(machine))]) + examined(run, run_url, deep, mend)
     if wrong:
         raise SystemExit(1)
 
@@ -90,12 +96,8 @@ def _show(machines: list[tuple[str, dict[str, str]]]) -> int:
             if complaint := answers.get(check):
                 complaints.setdefault(complaint, []).append(name)
         for complaint, names in complaints.items():
-            _say(check, complaint if len(names) == len(machines) else f"{', '.join(names)}: {complaint}")
+            say_checked(check, complaint if len(names) == len(machines) else f"{', '.join(names)}: {complaint}")
         if not complaints:
-            _say(check, "")
+            say_checked(check, "")
         wrong += len(complaints)
     return wrong
-
-
-def _say(name: str, wrong: str) -> None:
-    say(f"  {name:<16} {f'wrong: {wrong}' if wrong else 'sound'}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Resume
+from ddm_ray.remedies import Accept, Allow, Begin, Fix, Give, Make, Mend, Resume
 from ddm_ray.run.graph import ROUTER, Artifact
 from ddm_ray.spelling import shell_line
 
@@ -18,6 +18,8 @@ def phrase(fix: Fix) -> str:
             begins = f"delete {shell_line(delete)}, then" if delete else "begin with" if fix.first else "make it with"
             made_by = ddm_line("train", run, "all") if fix.with_others else command(run, artifact)
             return f"{begins}: {made_by}"
+        case Mend(run):
+            return f"mend it with: {ddm_line('doctor', run, '--deep', '--mend')}"
         case Resume(run, artifact):
             if fix.on_island:
                 return f"`{ddm_line('work', run, '--island', 'NAME')}` on any island {fix.effect}"

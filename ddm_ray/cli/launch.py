@@ -12,7 +12,7 @@ import click
 from ddm_ray.cli.command import ISLAND_NAMES, ISLANDS_WITH_JOBS, RUN, main, say, warn, with_extras
 from ddm_ray.cli.fixes import by, ddm_line
 from ddm_ray.errors import ConfigError, RayAway, RayError, StorageError
-from ddm_ray.jobs.status import Status
+from ddm_ray.jobs.status import Status, require_sound
 from ddm_ray.placement import Island
 from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact, wanted_of
@@ -50,7 +50,8 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
     from ddm_ray.islands.supervisor import JobSupervisor
 
     run = Run.open(run_url)
-    islands = chosen_islands(file, names)
+    islands, artifacts = chosen_islands(file, names), wanted_of(run.config, extras)
+    require_sound(run, artifacts)
 
     def entrypoint(island: Island) -> str:
         return work_line(run.url, island, extras)
@@ -63,7 +64,6 @@ def launch(run_url: str, file: str, names: tuple[str, ...], extras: list[str], d
     for island in supervisor.islands.values():
         say(f"  {submit_line(run.url, island, extras)}")
     if not dry_run:
-        artifacts = wanted_of(run.config, extras)
         with supervisor:
             if detach:
                 jobs, finished = _submitted(supervisor), False

@@ -40,10 +40,13 @@ def plan(
       ddm plan runs/digits
       ddm plan s3://lab/run7 --islands islands.yaml --island north       on a machine of north
     """
+    from ddm_ray.jobs.status import require_sound
     from ddm_ray.placement import load_island
+    from ddm_ray.run.graph import wanted_of
     from ddm_ray.run.run import Run
 
     run, site = Run.open(run_url), load_island(islands, island)
+    require_sound(run, wanted_of(run.config, extras))
     site = site.model_copy(update={"train": placed(site.train, gpu)})
     if site.train.use_gpu:
         require_gpu(None)

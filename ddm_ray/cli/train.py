@@ -100,10 +100,12 @@ def train(
 def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, asked: bool, take_over: bool) -> None:
     """Train one artifact, unless it is finished, with a live view, and print the result."""
     from ddm_ray.jobs.launches import Launch, noted
+    from ddm_ray.jobs.status import require_sound
     from ddm_ray.jobs.stops import StopRequests
     from ddm_ray.submitted import submitted_job
     from ddm_ray.watch.live_view import LiveView
 
+    require_sound(run, [artifact])
     if not run.finished(artifact):
         StopRequests(run.store, artifact, None).require_none()
         # What is refused here isn't a launch that failed.
@@ -157,6 +159,9 @@ def _train_all(
     take_over: bool,
 ) -> None:
     """Train the unfinished ones of these artifacts, and print the result of each, and one next command."""
+    from ddm_ray.jobs.status import require_sound
+
+    require_sound(run, artifacts)
     left = [artifact for artifact in artifacts if not run.finished(artifact)]
     _tell(run, [artifact for artifact in artifacts if artifact not in left], "finished already, ")
     _require_some(run, left)

@@ -31,6 +31,8 @@ STATE, WEIGHTS = "state", "weights"
 """Folders of an attempt's training states and of its published weights."""
 PICTURE, PICTURES = "grid.png", "pictures"
 """Name of the picture beside published weights, and folder of an attempt's pictures of states."""
+CURVE = "curve.safetensors"
+"""Name of the file of each step's loss in a state, and beside published weights, where only charts need it."""
 Folders = dict[tuple[int, str], dict[str, int]]
 """Sizes of the files in each folder of one kind, by the attempt's number and the folder's name."""
 MAX_ATTEMPTS = 10**9

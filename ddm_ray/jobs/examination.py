@@ -1,15 +1,22 @@
 """Examination of a run: whether its storage is reliable, and its artifacts are what their manifests say."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
-from ddm_ray.errors import CorruptArtifact, DDMError, StorageError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, MissingArtifact, StorageError
+from ddm_ray.jobs.attempts import STATE, WEIGHTS, folders_of
+from ddm_ray.jobs.damage import Damage, damages
 from ddm_ray.jobs.status import survey
-from ddm_ray.run.graph import Artifact
-from ddm_ray.run.listing import list_of, with_all_files
-from ddm_ray.run.run import Run
+from ddm_ray.remedies import Mend
+from ddm_ray.run.graph import KINDS, Artifact
+from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.inventory import optional
+from ddm_ray.run.manifest import NAME, read_manifest
+from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.store.store import Store
 
 BYTES = b"what was written first"
@@ -17,23 +24,103 @@ BYTES = b"what was written first"
 
 @dataclass(frozen=True)
 class Finding:
-    """An artifact that was examined, and what is wrong with it; None if it is sound."""
+    """An artifact that was examined, and what is wrong with it; None if it is sound.
+
+    `names`: its damaged files, if that is what is wrong. `only_charts`: nothing but charts of a training needs them.
+    `state`: they are of a training state, or of weights from before the end, which the artifact itself doesn't need.
+    """
 
     artifact: Artifact
-    error: DDMError | None
+    error: DDMError | None = None
+    names: tuple[str, ...] = ()
+    only_charts: bool = False
+    state: bool = False
 
 
 def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
-    """Findings on each artifact that is finished or damaged. They are yielded one by one, since large files take time.
+    """Findings on each artifact that is finished or damaged, one for each artifact that it lists and that is damaged.
 
-    `deep`: read every byte of finished artifacts and compare checksums, not only sizes. Raises StorageError if nothing
-    can be read.
+    They are yielded one by one, since large files take time. `deep`: read every byte that a later command reads, also
+    of training states, and compare checksums, not only sizes. Raises StorageError if nothing can be read.
     """
     for status in survey(run):
-        if status.state == "damaged":
-            yield Finding(status.artifact, status.error)
-        elif status.state == "finished":
-            yield Finding(status.artifact, _wrong_file(run, status.artifact, deep))
+        if status.state in ("finished", "damaged"):
+            yield from _readable(run, status.artifact, deep, status.error)
+        if deep and status.artifact.trains and not run.inherits(status.artifact):
+            yield from _of_attempts(run, status.artifact)
+    for kind, row in KINDS.items():
+        for artifact in optional(run, kind) if not row.surveyed else ():
+            yield from _readable(run, artifact, deep)
+
+
+def _readable(run: Run, artifact: Artifact, deep: bool, error: DDMError | None = None) -> Iterator[Finding]:
+    """Findings on one artifact; that storage refuses it is one, if other objects can be read."""
+    try:
+        yield from examine_one(run, artifact, deep, error)
+    except StorageError as refused:
+        run.store.exists(RUN_FILE)  # raises if nothing can be read
+        yield Finding(artifact, refused)
+
+
+def examine_one(run: Run, artifact: Artifact, deep: bool, error: DDMError | None = None) -> Iterator[Finding]:
+    """Findings on one artifact; none if it isn't finished. `error`: what is known to be wrong with it."""
+    try:
+        if (manifest := run.manifest(artifact)) is None:
+            return
+    except CorruptArtifact as unreadable:
+        # Another artifact's has no such remedy: its folder may lie in the wrong place.
+        yield Finding(artifact, unreadable, (NAME,) if isinstance(unreadable.fix, Mend) else ())
+        return
+    every: dict[Artifact, list[Damage]] = {}
+    for damage in damages(run, manifest, lists=True, deep=deep) if not isinstance(error, DriftError) else ():
+        every.setdefault(damage.artifact, []).append(damage)
+    for part, wrong in every.items():
+        wrong.sort(key=lambda each: each.only_charts)
+        first = wrong[0].error(run, part)
+        first.message += f", and {len(wrong) - 1} more of its files" if wrong[1:] else ""
+        yield Finding(part, first, tuple(each.name for each in wrong), wrong[0].only_charts)
+    if not every:
+        yield Finding(artifact, error)
+
+
+def errors_of(run: Run, artifact: Artifact, deep: bool) -> list[DDMError]:
+    """Errors of an artifact, also that it isn't finished; empty if it is sound."""
+    findings = list(examine_one(run, artifact, deep))
+    return [each.error for each in findings if each.error] if findings else [MissingArtifact("is still to be made")]
+
+
+def _of_attempts(run: Run, artifact: Artifact) -> Iterator[Finding]:
+    """A finding for each damaged state of a training job, and for damaged weights from before its end."""
+    own = ""  # the folder of the artifact's own weights, which are examined with it
+    with suppress(CorruptArtifact):
+        if manifest := run.manifest(artifact):
+            own = TrainedInfo.of(manifest).weights
+    users = {STATE: "just an extension needs it" if own else "no attempt goes on from it", WEIGHTS: "it isn't used"}
+    for kind, user in users.items():
+        for number, name in folders_of(run.store, artifact, kind, unnamed=False):
+            folder = f"attempts/{number:04d}/{kind}/{name}"
+            key = f"{artifact}/{folder}/{NAME}"
+            if folder == own or not run.store.exists(key):
+                continue
+            wrong = altered_file(run.store, f"{artifact}/{folder}")
+            if wrong and run.store.exists(key):  # a newer attempt may have deleted it while it was read
+                error = CorruptArtifact(f"{folder}/{wrong}: gone or altered; {user}")
+                yield Finding(artifact, error, (f"{folder}/{wrong}",), state=True)
+
+
+def altered_file(store: Store, prefix: str) -> str | None:
+    """Name of the first file of a state, or of weights, that isn't as their manifest says; None if all are."""
+    try:
+        manifest = read_manifest(store, prefix)
+    except (CorruptArtifact, FileNotFoundError):
+        return NAME
+    for name, record in manifest.files.items():
+        try:
+            if store.fetch(f"{prefix}/{name}", Path(os.devnull)) != record.sha256:
+                return name
+        except FileNotFoundError:
+            return name
+    return None
 
 
 def broken_word(store: Store) -> str:
@@ -65,28 +152,3 @@ def broken_word(store: Store) -> str:
     finally:
         with suppress(StorageError):  # a few bytes left behind do no harm
             store.delete(folder)
-
-
-def _wrong_file(run: Run, artifact: Artifact, deep: bool) -> CorruptArtifact | None:
-    """An error for the first file of a finished artifact that differs from its manifest; files of owners are skipped.
-
-    Without `deep` only sizes in long lists are compared, since a survey has compared the others.
-    """
-    manifest = run.finished(artifact)
-    assert manifest
-    listed = list_of(manifest)
-    if not deep and listed is None:
-        return None
-    sizes = run.store.sizes(artifact)
-    if listed is not None and listed not in sizes:
-        return None  # the owner of these rows gave only their manifest
-    try:
-        manifest = with_all_files(run, manifest)
-        for name, record in manifest.files.items():
-            if listed is not None and sizes.get(name) != record.bytes:
-                return CorruptArtifact(f"{name} is gone or cut short", run.remake(artifact))
-            if deep and name in sizes:
-                run.check(manifest, name)
-    except CorruptArtifact as error:
-        return error
-    return None

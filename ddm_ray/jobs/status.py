@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, Stopped, StorageError
+from ddm_ray.jobs.damage import REQUESTS, Damage, damages
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
 from ddm_ray.jobs.job_status import JobStatus, job_status
 from ddm_ray.jobs.judge import Lease
@@ -14,7 +16,6 @@ from ddm_ray.run.chunk_records import ChunksProgress, chunks_progress
 from ddm_ray.run.graph import KINDS, Artifact
 from ddm_ray.run.info import Info
 from ddm_ray.run.inventory import inventory
-from ddm_ray.run.listing import list_of
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import RUN_FILE, Run
 
@@ -23,7 +24,6 @@ SILENT_SECONDS, BETWEEN_SECONDS = 10.0, 30.0
 
 A job beats once a second, later every five seconds, or once per step if steps take longer. Storage may delay a beat.
 """
-REQUESTS = 8
 State = Literal["finished", "begun", "failed", "stopped", "waiting", "damaged"]
 
 
@@ -191,26 +191,39 @@ def reread(run: Run, statuses: Iterable[Status]) -> list[Status]:
 
 
 def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> Status:
-    """The status; damaged if a file of a finished artifact is missing or short. `sizes`: its files, if listed."""
+    """The status; damaged if a file of a finished artifact, or of one that it lists, is missing or short.
+
+    `sizes`: its files, if listed.
+    """
     manifest = run.manifest(status.artifact) if status.state == "finished" else None
-    if manifest is None or not _wrong_file(manifest, sizes or {}):
+    if manifest is None or not (first := _first_damage(run, manifest, sizes or None)):
         return status
-    if list_of(manifest):  # a listing of a million files takes minutes: `examine` makes it
-        here = {name: run.store.exists(f"{status.artifact}/{name}") for name in manifest.files}
-        sizes = {name: record.bytes for name, record in manifest.files.items() if here[name]}
-    else:
-        sizes = run.store.sizes(status.artifact)  # again: the manifest may have come while they were listed
-    if (
-        status.artifact.kind in ("rows", "shard")
-        and status.artifact.cluster is not None
-        and not sizes.keys() & manifest.files.keys()
-    ):
-        return status  # the owner of these rows or this shard gave only the manifest
-    if name := _wrong_file(manifest, sizes):
-        error = CorruptArtifact(f"{name} is gone or cut short", run.remake(status.artifact))
-        return Status(status.artifact, "damaged", error=error, run=run.url)
-    return status
+    # Again if they were listed before: the manifest may have come meanwhile.
+    if (first := _first_damage(run, manifest) if sizes else first) is None:
+        return status
+    return Status(status.artifact, "damaged", error=first.error(run, status.artifact), run=run.url)
 
 
-def _wrong_file(manifest: Manifest, sizes: Mapping[str, int]) -> str | None:
-    return next((name for name, record in manifest.files.items() if sizes.get(name) != record.bytes), None)
+def _first_damage(run: Run, manifest: Manifest, sizes: Mapping[str, int] | None = None) -> Damage | None:
+    """The first damage that sizes show, of charts only if nothing else is damaged; None if there is none."""
+    return min(damages(run, manifest, sizes), key=lambda each: each.only_charts, default=None)
+
+
+def require_sound(run: Run, artifacts: Iterable[Artifact]) -> None:
+    """Raise CorruptArtifact for the first damaged one of these artifacts, and of those that unfinished ones need.
+
+    Sizes are compared. Unfinished inputs don't count, nor does a file that only charts need.
+    """
+    left, seen = list(artifacts), set[Artifact]()
+    while left:
+        artifact = left.pop(0)
+        if artifact in seen:
+            continue
+        seen.add(artifact)
+        with suppress(DriftError):  # has a message of its own where the artifact is used
+            if manifest := run.finished(artifact, accepted=True):
+                damage = _first_damage(run, manifest)
+                if damage and not damage.only_charts:
+                    raise damage.error(run)
+            else:
+                left += run.inputs(artifact)

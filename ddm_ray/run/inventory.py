@@ -1,9 +1,11 @@
 """The artifacts of a run: those that it needs, and those that it has without needing them."""
 
 import re
+from contextlib import suppress
 
 from ddm_ray.run.graph import KINDS, NAME_PATTERN, Artifact
 from ddm_ray.run.inputs import artifacts
+from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 from ddm_ray.run.run import Run
 
 
@@ -36,3 +38,14 @@ def optional(run: Run, kind: str) -> list[Artifact]:
 def evaluations(run: Run) -> list[Artifact]:
     """All evaluations that have begun, by name."""
     return optional(run, "evaluation")
+
+
+def parts_of(manifest: Manifest) -> dict[Artifact, FileRecord]:
+    """The artifacts of which an artifact lists the manifests, as a partition does of its shards, with the records."""
+    parts: dict[Artifact, FileRecord] = {}
+    for name, record in manifest.files.items():
+        folder, _, last = name.rpartition("/")
+        with suppress(ValueError):  # a folder that is no artifact's
+            if folder and last == NAME:
+                parts[Artifact(f"{manifest.artifact}/{folder}")] = record
+    return parts

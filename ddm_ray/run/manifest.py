@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ddm_ray.errors import CorruptArtifact, DataError, DDMError
+from ddm_ray.remedies import Fix
 from ddm_ray.spelling import one_line, printable
 from ddm_ray.store.checksummed import canonical, read_sealed, seal, sha256, unseal
 from ddm_ray.store.store import Store
@@ -128,9 +129,9 @@ class Manifest:
         return data
 
     @classmethod
-    def from_json(cls, data: bytes, where: str) -> "Manifest":
+    def from_json(cls, data: bytes, where: str, fix: Fix | None = None) -> "Manifest":
         """Parse by type and verify. Raises CorruptArtifact naming `where` if altered, or of another schema."""
-        body = unseal(data, where, fix=AGAIN)
+        body = unseal(data, where, fix=fix or AGAIN)
         if body.get("schema", SCHEMA) != SCHEMA:
             raise CorruptArtifact(f"{where}: schema {printable(body['schema'], 20)}, this version reads {SCHEMA}")
         try:
@@ -138,14 +139,14 @@ class Manifest:
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
             field = printable(".".join(map(str, problem["loc"])), 200)
-            raise CorruptArtifact(f"{where}: not whole, {field}: {problem['msg']}", AGAIN) from None
+            raise CorruptArtifact(f"{where}: not whole, {field}: {problem['msg']}", fix or AGAIN) from None
         return cls(fields.artifact, fields.identity, fields.files, fields.info, fields.content)
 
 
-def read_manifest(store: Store, prefix: str) -> Manifest:
-    """The manifest below `prefix/`. Raises FileNotFoundError if there is none, and CorruptArtifact."""
+def read_manifest(store: Store, prefix: str, fix: Fix | None = None) -> Manifest:
+    """The manifest below `prefix/`. Raises FileNotFoundError if there is none, and CorruptArtifact with this `fix`."""
     key = f"{prefix}/{NAME}"
-    return Manifest.from_json(read_sealed(store, key), f"{store.url}/{key}")
+    return Manifest.from_json(read_sealed(store, key), f"{store.url}/{key}", fix)
 
 
 def verify(data: bytes, record: FileRecord, where: str) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, MissingArtifact, RunError, StorageError
-from ddm_ray.remedies import Accept, Begin, Fix, Give, Make
+from ddm_ray.remedies import Accept, Begin, Fix, Give, Make, Mend
 from ddm_ray.run import graph
 from ddm_ray.run.extension import Appended, Extension, base_url
 from ddm_ray.run.graph import Artifact
@@ -137,8 +137,7 @@ class Run:
     @property
     def credit(self) -> str | None:
         """The source's note on the owner of the images; None if the rows have no such note."""
-        rows = self._rows
-        return rows.credit if rows else None
+        return rows.credit if (rows := self._rows) else None
 
     @property
     def _rows(self) -> RowsInfo | None:
@@ -185,7 +184,7 @@ class Run:
         """
         place = f"{ACCEPTED}/{artifact}" if accepted and self.by_hand(artifact) else artifact
         try:
-            manifest = read_manifest(self.store, place)
+            manifest = read_manifest(self.store, place, self.mend(artifact) if place == artifact else None)
         except FileNotFoundError:
             return None
         if manifest.artifact != artifact:
@@ -233,13 +232,13 @@ class Run:
         manifest = manifest or self.require(artifact)
         where = f"{self.url}/{artifact}/{name}"
         if name not in manifest.files:
-            raise CorruptArtifact(f"{where}: its manifest doesn't list it", self.remake(artifact))
+            raise CorruptArtifact(f"{where}: its manifest doesn't list it", self.mend(artifact))
         try:
             return read_verified(self.store, f"{artifact}/{name}", manifest.files[name])
         except FileNotFoundError:
-            raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.remake(artifact)) from None
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.mend(artifact)) from None
         except CorruptArtifact as error:
-            error.fix = self.remake(artifact)
+            error.fix = self.mend(artifact)
             raise
 
     def check(self, manifest: Manifest, name: str) -> None:
@@ -252,9 +251,9 @@ class Run:
         try:
             digest = self.store.fetch(f"{artifact}/{name}", Path(os.devnull))
         except FileNotFoundError:
-            raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.remake(artifact)) from None
+            raise CorruptArtifact(f"{where}: gone, though its manifest lists it", self.mend(artifact)) from None
         if digest != manifest.files[name].sha256:
-            raise CorruptArtifact(f"{where}: checksum differs from its manifest's", self.remake(artifact))
+            raise CorruptArtifact(f"{where}: checksum differs from its manifest's", self.mend(artifact))
 
     def accept(self, manifest: Manifest, replace: bool = False) -> None:
         """Accept a manifest of an artifact that an island made. `replace`: also if another one was accepted before.
@@ -291,8 +290,12 @@ class Run:
             return self.manifest(artifact, accepted=True) is None
         return False
 
+    def mend(self, artifact: Artifact) -> Mend:
+        """The remedy for a damaged artifact. Its training states, or its source, may be sound."""
+        return self.base.mend(artifact) if self.base and self.inherits(artifact) else Mend(self.url, artifact)
+
     def remake(self, artifact: Artifact, delete: str | None = None) -> Make:
-        """The remedy for a damaged artifact: delete it, or its file at the URL `delete`, and make it again."""
+        """The remedy for what was made otherwise: delete it, or its file at the URL `delete`, and make it again."""
         if self.base and self.inherits(artifact):
             return self.base.remake(artifact, delete)
         return Make(self.url, committed_by_stage(self.config, artifact), delete or f"{self.url}/{artifact}")

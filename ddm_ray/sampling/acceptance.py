@@ -29,7 +29,7 @@ def _require_network(run: Run, artifact: Artifact, manifest: Manifest) -> None:
     info, spec = TrainedInfo.of(manifest), spec_of(run.config, artifact.kind)
     named = {name: manifest.files.get(f"{info.weights}/{name}") for name in NETWORK}
     if None in named.values():
-        raise CorruptArtifact(f"{run.url}/{artifact}: its manifest lists no network", run.remake(artifact))
+        raise CorruptArtifact(f"{run.url}/{artifact}: its manifest lists no network", run.mend(artifact))
     Weights(artifact, info.weights, info.step, final=True).require_small(run, named, network_bytes(spec))
     described, tensors = (run.read(artifact, f"{info.weights}/{name}", manifest) for name in NETWORK)
     parse_network(described, tensors, f"{run.url}/{artifact}/{info.weights}", spec)

@@ -18,6 +18,7 @@ from ddm_ray.models.network import checkpoint_activations
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.ray_internals import FORWARD_STACK
 from ddm_ray.train.deepspeed_setup import load_deepspeed
+from ddm_ray.train.job import own_buffers
 from ddm_ray.train.objectives import Batch, Objective
 from ddm_ray.train.optimizer import ShardOptimizer
 from ddm_ray.train.zero_shards import Shards, reduce_nothing
@@ -62,8 +63,7 @@ class Engine:
             compiled=compiled and stage > 0,
         )
         # Kept here, since DeepSpeed's copies would be in bf16.
-        persistent = model.state_dict().keys()
-        self.buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
+        self.buffers = own_buffers(model)
         if placement.activation_checkpointing:
             checkpoint_activations(model)
         if placement.compile:

@@ -145,6 +145,12 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     return TrainJob(artifact, (2, artifact.cluster), loss, spec, train, batch, (shard(artifact.cluster),), *rows_form)
 
 
+def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the tensors of a model that aren't trained and are published with its weights."""
+    persistent = model.state_dict().keys()
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
+
+
 def _patch_size(spec: dict[str, Any], train: TrainConfig) -> int | None:
     """The patch size, which the loss needs if masking leaves out tokens."""
     return spec["config"]["patch_size"] if train.mask_ratio else None

@@ -16,6 +16,7 @@ from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.models import weights
 from ddm_ray.run.info import TrainedInfo, WeightsInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
+from ddm_ray.run.run import Run
 from ddm_ray.train.heldout import last_measured
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.membership import Membership
@@ -30,7 +31,7 @@ RECENT = 100
 WEIGHTS = "ema.safetensors"
 
 
-class _Counted:
+class Counted:
     """Chunks of bytes on their way to storage, made again for each retry; afterwards `record` describes the file."""
 
     def __init__(self, chunks: Callable[[], Iterable[bytes]]):
@@ -43,8 +44,15 @@ class _Counted:
             self._bytes += len(chunk)
             yield chunk
 
+    def measured(self) -> FileRecord:
+        """The record, by a pass over the chunks that writes nothing."""
+        for _ in self:
+            pass
+        return self.record
+
     @property
     def record(self) -> FileRecord:
+        """The record of what was written last."""
         return FileRecord(self._bytes, self._digest.hexdigest())
 
 
@@ -57,17 +65,52 @@ def publish_weights(
     saved.
     """
     store, source, prefix = attempt.store, attempt.state_prefix(step), attempt.weights_prefix(step)
-    manifest = read_manifest(store, source)
-    shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
-    saved = SavedParts(store, source, manifest)
-    counted = _Counted(lambda: saved.consolidated(EMA, shapes, buffers))
+    counted, files = weights_of(job, SavedParts(store, source, read_manifest(store, source)), buffers)
     store.write_stream(f"{prefix}/{WEIGHTS}", lambda: counted)
-    files = {"model.json": json.dumps(job.spec, indent=2, sort_keys=True).encode()}
-    files[CURVE] = saved.read(CURVE)
     for name, data in files.items():
         store.write(f"{prefix}/{name}", data)
     records = {WEIGHTS: counted.record} | {name: FileRecord.of(data) for name, data in files.items()}
     return attempt.commit_weights(step, identity, records, WeightsInfo(step=step))
+
+
+def weights_of(job: TrainJob, saved: SavedParts, buffers: Mapping[str, Tensor]) -> tuple[Counted, dict[str, bytes]]:
+    """The EMA weights of a state, and the small files that are published beside them."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
+    described = json.dumps(job.spec, indent=2, sort_keys=True).encode()
+    counted = Counted(lambda: saved.consolidated(EMA, shapes, buffers))
+    return counted, {"model.json": described, CURVE: saved.read(CURVE)}
+
+
+def commit_job(
+    run: Run,
+    attempt: Attempt,
+    job: TrainJob,
+    identity: Identity,
+    manifest: Manifest,
+    last: TrainProgress,
+    unmeasured: str = "",
+) -> None:
+    """Commit a job by its final manifest, with the weights of an attempt's `manifest`, if no other was first."""
+    step = last.step
+    rows_seen, flops = step * job.batch, job.training_flops(step)
+    prefix = attempt.weights_prefix(step).removeprefix(f"{job.artifact}/")
+    losses = last.curve["loss"][-RECENT:]
+    info = TrainedInfo(
+        weights=prefix,
+        step=step,
+        rows_seen=rows_seen,
+        training_flops=float(flops),
+        training_flops_per_row=flops / rows_seen,
+        parameters=sum(parameter.numel() for parameter in _model(job).parameters()),
+        seconds=last.seconds,
+        loss=sum(losses) / len(losses),
+        attempts=attempt.number,
+        versions=installed_versions(),
+        heldout=last_measured(last.curve),
+        unmeasured=unmeasured[:1000],
+    )
+    records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
+    run.commit_records(job.artifact, records, info, identity=identity)
 
 
 class Milestones:
@@ -106,26 +149,7 @@ class Milestones:
 
         `unmeasured`: why this attempt measured no held-out loss.
         """
-        job, step = self._job, last.step
-        rows_seen, flops = step * job.batch, job.training_flops(step)
-        prefix = self._attempt.weights_prefix(step).removeprefix(f"{job.artifact}/")
-        losses = last.curve["loss"][-RECENT:]
-        info = TrainedInfo(
-            weights=prefix,
-            step=step,
-            rows_seen=rows_seen,
-            training_flops=float(flops),
-            training_flops_per_row=flops / rows_seen,
-            parameters=sum(parameter.numel() for parameter in _model(job).parameters()),
-            seconds=last.seconds,
-            loss=sum(losses) / len(losses),
-            attempts=self._attempt.number,
-            versions=installed_versions(),
-            heldout=last_measured(last.curve),
-            unmeasured=unmeasured[:1000],
-        )
-        records = {f"{prefix}/{name}": record for name, record in manifest.files.items()}
-        self._run.commit_records(job.artifact, records, info, identity=self._identity)
+        commit_job(self._run, self._attempt, self._job, self._identity, manifest, last, unmeasured)
 
     def _was_published(self, step: int) -> bool:
         """True if some attempt, usually an earlier one, has published the weights of this step."""

@@ -24,6 +24,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.jobs.attempts import CURVE as CURVE
 from ddm_ray.run.manifest import FileRecord, Manifest, canonical, read_verified
 from ddm_ray.store.checksummed import parse_object
 from ddm_ray.store.store import Store
@@ -37,7 +38,6 @@ READERS = 4
 INDEX = "INDEX.json"
 RANK = "rank-{:03d}"
 PART = "{}-{:04d}.safetensors"
-CURVE = "curve.safetensors"
 
 
 class Piece(NamedTuple):

@@ -19,8 +19,11 @@ from ddm_ray.data.schema import HELDOUT, embeddings
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import ConfigError, DataError, DriftError, MissingArtifact, StorageError
 from ddm_ray.jobs.attempts import claim
+from ddm_ray.jobs.examination import examine
 from ddm_ray.jobs.extend import extend, extensions
+from ddm_ray.jobs.mending import delete_records, mending
 from ddm_ray.jobs.published import Weights
+from ddm_ray.remedies import Mend
 from ddm_ray.run.chunk_records import PLAN
 from ddm_ray.run.garbage import leftovers
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, shard
@@ -33,11 +36,34 @@ from ddm_ray.train.teachers import first_model
 from tests.data.appended import make_base, make_data, sums, write_digits
 from tests.data.rows import read_artifact
 from tests.random_run import publish_models
-from tests.run.artifacts import save_state
+from tests.run.artifacts import flip_bit, save_state
 
 pytestmark = pytest.mark.contract
 
 STEPS = {"expert": 20}
+
+
+def test_a_damaged_file_is_mended_in_the_run_that_has_it(tmp_path: Path) -> None:
+    base = make_base(tmp_path)
+    write_digits(tmp_path / "photos", range(200, 260))
+    run = append(base, STEPS).run
+    make_data(run)
+    assert not any(finding.error for finding in examine(run, deep=True))
+    own, earlier = (min((Path(each.url) / shard(0)).glob("train-*")) for each in (run, base))
+    data = earlier.read_bytes()
+    flip_bit(earlier)
+    [finding] = [finding for finding in examine(run, deep=True) if finding.error]
+    assert str(finding.error).startswith(f"{earlier}: checksum differs")
+    assert finding.error and finding.error.fix == Mend(base.url, shard(0))
+    assert mending(run, finding, deep=True) is None
+    earlier.write_bytes(data)
+    data = own.read_bytes()
+    flip_bit(own)
+    [finding] = [finding for finding in examine(run, deep=True) if finding.error]
+    mended = mending(run, finding, deep=True)
+    assert mended and delete_records(run, mended, deep=True)
+    make_data(run)
+    assert own.read_bytes() == data and not any(finding.error for finding in examine(run, deep=True))
 
 
 def ids_of(run: Run, cluster: int) -> set[str]:

@@ -282,7 +282,7 @@ def test_a_report_is_looked_at_once_it_is_committed(partitioned: Run) -> None:
     for damage in (lambda path: path.write_bytes(b"<ht"), Path.unlink):
         damage(Path(partitioned.url) / REPORT / "report.html")
         (damaged,) = [surveyed for surveyed in survey(partitioned) if surveyed.artifact == REPORT]
-        remedy = f"delete {partitioned.url}/{REPORT}, then: ddm partition {partitioned.url}"
+        remedy = f"mend it with: ddm doctor {partitioned.url} --deep --mend"
         assert damaged.state == "damaged"
         assert describe(damaged, phrase) == f"report.html is gone or cut short; {remedy}"
 

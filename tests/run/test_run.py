@@ -272,7 +272,7 @@ def test_reading_verifies(partitioned: Run) -> None:
         run.read(ROWS, "part-0.parquet")
     path.unlink()
     with pytest.raises(
-        CorruptArtifact, match=f"^{path}: gone, though its manifest lists it; delete {run.url}/rows and make rows again"
+        CorruptArtifact, match=f"^{path}: gone, though its manifest lists it; mend rows, as an examination"
     ):
         run.read(ROWS, "part-0.parquet")
     flip_bit(path.parent / "_MANIFEST.json", 40)

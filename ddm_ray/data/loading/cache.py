@@ -135,12 +135,12 @@ def _differing(run: Run, manifest: Manifest, name: str, record: FileRecord | Non
         what = f"{record.bytes} bytes, its manifest says {expected.bytes}"
     else:
         what = "checksum differs from its manifest's"
-    return CorruptArtifact(f"{run.url}/{manifest.artifact}/{name}: {what}", run.remake(Artifact(manifest.artifact)))
+    return CorruptArtifact(f"{run.url}/{manifest.artifact}/{name}: {what}", run.mend(Artifact(manifest.artifact)))
 
 
 def _gone(run: Run, manifest: Manifest, name: str) -> CorruptArtifact:
     where = f"{run.url}/{manifest.artifact}/{name}"
-    return CorruptArtifact(f"{where}: gone, though its manifest lists it", run.remake(Artifact(manifest.artifact)))
+    return CorruptArtifact(f"{where}: gone, though its manifest lists it", run.mend(Artifact(manifest.artifact)))
 
 
 @contextmanager

@@ -178,7 +178,7 @@ class Loader:
                     groups += _groups(file, where, len(self._files) - 1)
                 if sum(group.rows for group in groups) - before != ShardInfo.of(manifest).rows_train:
                     raise CorruptArtifact(
-                        f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact)
+                        f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.mend(artifact)
                     )
             if not groups:
                 raise DataError(f"{run.url}: {', '.join(artifacts)} have no training row; partition more rows")

@@ -60,7 +60,7 @@ class FirstRows:
     def lacking(self, run: Run) -> CorruptArtifact:
         """The error for files with fewer rows."""
         artifact = Artifact(self.manifest.artifact)
-        return CorruptArtifact(f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.remake(artifact))
+        return CorruptArtifact(f"{run.url}/{artifact}: hasn't the rows that its manifest says", run.mend(artifact))
 
 
 def first_rows(run: Run, artifacts: Sequence[Artifact], split: str, most: int | None = None) -> list[FirstRows]:

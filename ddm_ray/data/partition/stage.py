@@ -14,7 +14,14 @@ from ddm_ray.data.partition.numbers import partition_info
 from ddm_ray.data.partition.passes import Executor, FileWork, InProcess
 from ddm_ray.data.partition.report import report, report_of
 from ddm_ray.data.partition.shards import write_shards
-from ddm_ray.data.partition.state import SHARDS, ExpectedShard, check_finished, invalidate, manifest_key
+from ddm_ray.data.partition.state import (
+    SHARDS,
+    ExpectedShard,
+    check_finished,
+    has_centroids,
+    invalidate,
+    manifest_key,
+)
 from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
 from ddm_ray.remedies import Make
 from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
@@ -65,11 +72,13 @@ def _partition(run: Run, on_progress: OnProgress, with_report: bool, execute: Ex
 
     if finished:
         check_finished(run, finished)
-        if all(expected(cluster, None).finished() for cluster in clusters):
+        if has_centroids(run, finished) and all(expected(cluster, None).finished() for cluster in clusters):
             return finished
     rows = RowsReader(run, ROWS)
     with execute.session():
         clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.35, "centroids"), execute)
+        if finished and centroids and manifest_key(CENTROIDS) in finished.files:
+            _require_listed(run, finished, centroids)
         digest = centroids.digest if centroids else None
         shards = {cluster: expected(cluster, digest) for cluster in clusters}
         kept = {cluster: manifest for cluster, each in shards.items() if (manifest := each.finished())}
@@ -82,7 +91,8 @@ def _partition(run: Run, on_progress: OnProgress, with_report: bool, execute: Ex
         assigned = assign_rows(rows, clustering, phase(on_progress, 0.35, 0.5, "clusters"), execute)
         kept |= _write(rows, assigned, missing, phase(on_progress, 0.5, 0.85), execute)
         if finished:
-            _require_listed(run, finished, {cluster: kept[cluster] for cluster in missing})
+            for cluster in missing:
+                _require_listed(run, finished, kept[cluster])
             return finished
         manifest = _commit(run, [kept[cluster] for cluster in clusters], centroids, identity)
         if with_report:
@@ -145,15 +155,17 @@ def _kept_centroids(run: Run, identity: Identity) -> tuple[Clustering, Manifest]
     return None
 
 
-def _require_listed(run: Run, partition: Manifest, remade: Mapping[int, Manifest]) -> None:
-    """Raises CorruptArtifact unless the remade shards are those that a finished partition lists."""
-    for cluster, manifest in remade.items():
-        listed = partition.files[manifest_key(shard(cluster))]
-        if sha256(manifest.to_json()) != listed.sha256:
-            ExpectedShard(run, cluster, None, partition.identity, listed).invalidate()
-            raise CorruptArtifact(
-                f"{run.url}/{shard(cluster)}: made again it isn't what the partition lists", run.remake(PARTITION)
-            )
+def _require_listed(run: Run, partition: Manifest, remade: Manifest) -> None:
+    """Raises CorruptArtifact unless a part that was made again is the one that a finished partition lists."""
+    part = Artifact(remade.artifact)
+    listed = partition.files[manifest_key(part)].sha256
+    if sha256(remade.to_json()) != listed:
+        invalidate(run, part, lambda: ((now := run.manifest(part)) and sha256(now.to_json()) == listed) or None)
+        raise CorruptArtifact(
+            f"{run.url}/{part}: made again it isn't what the partition lists, on which models may have been trained;"
+            " to begin with these again",
+            run.remake(PARTITION),
+        )
 
 
 def _commit(run: Run, shards: Sequence[Manifest], centroids: Manifest | None, identity: Identity) -> Manifest:

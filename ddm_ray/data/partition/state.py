@@ -69,17 +69,12 @@ def invalidate(run: Run, artifact: Artifact, finished: Callable[[], object | Non
 
 
 def check_finished(run: Run, partition: Manifest) -> None:
-    """Raises CorruptArtifact naming a finished partition's file that is missing or of another size, shards aside."""
+    """Raises CorruptArtifact naming a finished partition's file that is missing or of another size.
+
+    Shards and centroids are left out, since they are made again.
+    """
     sizes = {name: record.bytes for name, record in partition.files.items() if not name.startswith(f"{SHARDS}/")}
-    if (record := partition.files.get(manifest_key(CENTROIDS))) is not None:
-        try:
-            manifest = run.manifest(CENTROIDS)
-        except CorruptArtifact:
-            manifest = None
-        if manifest is None or sha256(manifest.to_json()) != record.sha256:
-            raise _gone(run, manifest_key(CENTROIDS))
-        folder = CENTROIDS.removeprefix(f"{PARTITION}/")
-        sizes |= {f"{folder}/{name}": file.bytes for name, file in manifest.files.items()}
+    sizes.pop(manifest_key(CENTROIDS), None)
     stored = {
         f"{folder}/{name}": size
         for folder in sorted({name.split("/")[0] for name in sizes})
@@ -90,8 +85,21 @@ def check_finished(run: Run, partition: Manifest) -> None:
             raise _gone(run, name)
 
 
+def has_centroids(run: Run, partition: Manifest) -> bool:
+    """True if a finished partition's centroids are those that it lists, or if it has none."""
+    if (record := partition.files.get(manifest_key(CENTROIDS))) is None:
+        return True
+    try:
+        manifest = run.manifest(CENTROIDS)
+    except CorruptArtifact:
+        return False
+    if manifest is None or sha256(manifest.to_json()) != record.sha256:
+        return False
+    return has_files(run, CENTROIDS, manifest)
+
+
 def _gone(run: Run, name: str) -> CorruptArtifact:
     return CorruptArtifact(
         f"{run.url}/{PARTITION}/{name}: gone or altered, though the partition lists it",
-        run.remake(PARTITION, delete=f"{run.url}/{PARTITION}/{NAME}"),
+        run.mend(PARTITION),
     )

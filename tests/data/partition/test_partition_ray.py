@@ -138,7 +138,7 @@ def test_a_damaged_part_is_one_line_and_leaves_no_shard(ray_cluster: str, tmp_pa
     run = run_of_large_rows(str(tmp_path / "run"))
     name = damaged(run, "data")  # which no pass but the last one reads
     with pytest.raises(
-        CorruptArtifact, match=f"^{run.url}/{ROWS}/{name}: checksum differs from its manifest's; delete [^\\n]*$"
+        CorruptArtifact, match=f"^{run.url}/{ROWS}/{name}: checksum differs from its manifest's; mend [^\\n]*$"
     ):
         partition(run, execute=RayPasses())
     assert not [key for key in contents(run) if key.endswith("_MANIFEST.json") and not key.startswith("centroids/")]

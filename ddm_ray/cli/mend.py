@@ -1,0 +1,113 @@
+"""A run's artifacts, examined, and mended if `ddm doctor` is asked to."""
+
+import shlex
+
+from ddm_ray.cli.command import main, say, say_checked
+from ddm_ray.cli.fixes import command, ddm_line, phrase
+from ddm_ray.errors import DDMError
+from ddm_ray.jobs.examination import Finding, errors_of, examine
+from ddm_ray.jobs.mending import Mending, delete_records, drop_if_different, mending, needed_by
+from ddm_ray.jobs.status import Status
+from ddm_ray.remedies import Resume
+from ddm_ray.run.graph import KINDS, Artifact
+from ddm_ray.run.manifest import NAME
+from ddm_ray.run.run import Run
+from ddm_ray.spelling import duration, shell_line
+
+
+def examined(run: Run, run_url: str, deep: bool, mends: bool) -> int:
+    """Print what is wrong with each artifact, and its remedy; mend it first if asked. Return how many are wrong."""
+    damaged, wrong = list[Mending](), 0
+    for finding in examine(run, deep):
+        mended = mending(run, finding, deep)
+        damaged += [mended] if mended else []
+        wrong += finding.error is not None
+        say_checked(finding.artifact, _advice(run, finding, mended))
+    if not damaged:
+        return wrong
+    if not mends:
+        options = ["--deep", "--mend"] if deep else ["--mend"]
+        say(f"mend what is damaged with: {ddm_line('doctor', run_url, *options)}")
+        return wrong
+    return wrong - _mend(run, damaged, deep)
+
+
+def _advice(run: Run, finding: Finding, mended: Mending | None) -> str:
+    """Words on the damage of an artifact, with the remedy; empty if it is sound."""
+    if (error := finding.error) is None:
+        return ""
+    if mended is not None:
+        return _with_fix(error, _remedy(run, mended)).text(phrase)
+    if finding.only_charts and not run.inherits(finding.artifact):
+        return _with_fix(error, "only charts of its training need it, and no training state has it: leave it").text(
+            phrase
+        )
+    return error.text(phrase)
+
+
+def _with_fix(error: DDMError, fix: str) -> DDMError:
+    """The error with another remedy."""
+    return type(error)(error.message, fix)
+
+
+def _remedy(run: Run, mended: Mending) -> str:
+    """Words on what --mend does, which a person can follow by hand as far as that is possible."""
+    if mended.rewrites:
+        return f"its training state of step {mended.step} has the same bytes, and --mend writes them again"
+    records = " and ".join(shell_line(f"{run.url}/{key}") for key in mended.delete)
+    if not mended.make.trains:
+        return f"delete {records}, then: {command(run.url, mended.make)}"
+    again = phrase(Resume(run.url, mended.make, mended.step))
+    if mended.finding.names == (NAME,):
+        return f"--mend writes it again by the published weights, if they are sound; without them {again}"
+    cost = f", of {mended.steps} that took {duration(mended.seconds)}" if mended.seconds and mended.trains_again else ""
+    return f"no state of its last step is sound: delete {records}, then {again}{cost}"
+
+
+def _mend(run: Run, damaged: list[Mending], deep: bool) -> int:
+    """Mend, and print what was done and what is left. Return the number of artifacts that are sound now."""
+    alive, order, made = _alive(run), list(KINDS), dict[str, Artifact]()
+    for mended in sorted(damaged, key=lambda each: order.index(each.make.kind)):
+        artifact, line = mended.finding.artifact, command(run.url, mended.make)
+        if user := needed_by(run, artifact, alive):
+            say(f"{artifact}: left alone, since {user} is trained now and needs it; mend it once that has ended")
+        elif artifact.trains and _restored(run, mended):
+            say(f"{artifact}: written again, as it was")
+        elif mended.rewrites and not deep:
+            say(f"{artifact}: no training state has the same bytes after all; see what is sound with --deep")
+        elif delete_records(run, mended, deep):
+            say(f"{artifact}: deleted {', '.join(mended.delete)}")
+            if mended.made_at_once:
+                made[line] = mended.make
+            else:  # a training may take days: a person chooses where
+                say(f"next: {line}")
+    for line, artifact in made.items():
+        say(f"now: {line}")
+        main.main(shlex.split(line)[1:], standalone_mode=False)  # prints its own errors
+        if drop_if_different(run, artifact):
+            say(f"{artifact}: made again it isn't what others were made from, as its source has changed; they stay as")
+            say(f"  they are, and {artifact} unfinished, which only more rows or another partition would need")
+    left = [(mended.finding.artifact, errors_of(run, mended.finding.artifact, deep)) for mended in damaged]
+    for artifact, errors in left:
+        say_checked(artifact, "; ".join(error.text(phrase) for error in errors))
+    return sum(not errors for _, errors in left)
+
+
+def _restored(run: Run, mended: Mending) -> bool:
+    """True if a trained artifact was written again, without training."""
+    from ddm_ray.train.restore import restore_files, restore_manifest
+
+    if mended.finding.names == (NAME,):
+        return restore_manifest(run, mended.finding.artifact)
+    return mended.rewrites and restore_files(run, mended.finding.artifact, mended.finding.names)
+
+
+def _alive(run: Run) -> list[Artifact]:
+    """The artifacts that are being trained, as far as their heartbeats show."""
+    from ddm_ray.jobs.observer import survey_once
+
+    def lives(status: Status) -> bool:
+        job = status.job
+        return job is not None and (job.lives is True if status.state == "waiting" else not status.may_be_dead)
+
+    return [each.artifact for each in survey_once(run) if each.state in ("begun", "waiting") and lives(each)]
