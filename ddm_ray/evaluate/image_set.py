@@ -106,6 +106,18 @@ class Reference:
         label_M = self.train.label_N[rows_M4[:, 0]] if self.labelled else None
         return self.see(lambda: (self._mosaic(rows_B4) for rows_B4 in rows_M4.split(CHUNK)), label_M)
 
+    def noise(self, n: int) -> ImageSet:
+        """See `n` images of Gaussian noise, with the labels of training rows: what a metric that works finds worst."""
+        shape = self.train.data_NCHW.shape[1:]
+
+        def images() -> Iterable[Tensor]:
+            generator = torch.Generator().manual_seed(self.seed)
+            for size in (min(CHUNK, n - start) for start in range(0, n, CHUNK)):
+                yield torch.randn(size, *shape, generator=generator).clamp_(-1, 1)
+
+        rows_M = torch.from_numpy(np.random.default_rng(self.seed).integers(len(self.train), size=n))
+        return self.see(images, self.train.label_N[rows_M] if self.labelled else None)
+
     def neighbour_clusters(self, images_MCHW: Tensor) -> np.ndarray:
         """The cluster (M,), int64, of each image's nearest real row in feature space. Images are in [-1, 1]."""
         return self._clusters(see(self.net, [images_MCHW], self.embedder).features_ND)

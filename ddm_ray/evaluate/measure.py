@@ -19,6 +19,7 @@ from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.loading.loader import Rows
 from ddm_ray.evaluate.apart import apart, apart_in_words, recognised_shares
 from ddm_ray.evaluate.candidates import Decode, Lineup
+from ddm_ray.evaluate.controls import MOSAICS, NOISE
 from ddm_ray.evaluate.costs import training_cost
 from ddm_ray.evaluate.curves import training_curves
 from ddm_ray.evaluate.features import features_in_words
@@ -29,7 +30,6 @@ from ddm_ray.evaluate.metrics import Difference, row_of
 from ddm_ray.evaluate.mixture_picture import mixture_picture
 from ddm_ray.evaluate.real_rows import RealRows
 from ddm_ray.evaluate.reference import Instruments, make_reference
-from ddm_ray.evaluate.report import MOSAICS
 from ddm_ray.evaluate.router import router_diagnostics
 from ddm_ray.evaluate.samples import CandidateSamples
 from ddm_ray.pictures.grid import GridRow, grid
@@ -138,14 +138,15 @@ def reference_of(run: Run, seen: RealRows, by: Instruments, on_progress: OnProgr
 
 
 def _real_lines(reference: Reference, count: int, seen: RealRows) -> list[dict[str, Any]]:
-    """Lines of the table that calibrate its numbers: rows as good as any sampler's, and mosaics."""
+    """Lines of the table that calibrate its numbers: rows as good as any sampler's, mosaics, and noise."""
     lines = [_real_line(f"{count} drawn again", reference.drawn_again(count))]
     if (number := len(heldout := seen.heldout)) > 1:
         captions = torch.arange(number) if seen.shown is heldout else None
         held_out = reference.see(lambda: [heldout.data_NCHW], heldout.label_N if reference.labelled else captions)
         lines.append(_real_line(f"{number} drawn again", reference.drawn_again(number)))
         lines.append(_real_line(f"{number} held out", held_out))
-    return [*lines, {"model": MOSAICS} | row_of(reference.mosaics(count))]
+    bad = {MOSAICS: reference.mosaics(count), NOISE: reference.noise(count)}
+    return [*lines, *({"model": name} | row_of(images) for name, images in bad.items())]
 
 
 def _real_line(name: str, images: ImageSet) -> dict[str, Any]:

@@ -4,10 +4,10 @@ Reports, comparisons, the terminal and metrics.json all follow this table and it
 entry to METRICS and its function. `distances` has the mathematics.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -24,14 +24,17 @@ class Column:
     """A column of a table: the keys of its values in a row, and its heading on pages.
 
     A cell is empty if the row lacks the first key. `words` formats the values. `terminal`: heading in the terminal;
-    None: the column is on pages only. `sees_mosaics`: mosaics of real rows should have a lower value than real rows.
+    None: the column is on pages only. `best`: which of the values is; None: none is. `sees_mosaics`: mosaics of real
+    rows should have a worse value than real rows. `unsure`: models with values that say nothing, and are marked.
     """
 
     keys: tuple[str, ...]
     heading: str
     words: Callable[..., str] = "{:.3f}".format
     terminal: str | None = None
+    best: Literal["highest", "lowest"] | None = None
     sees_mosaics: bool = False
+    unsure: Collection[str] = ()
 
     @property
     def key(self) -> str:
@@ -40,7 +43,9 @@ class Column:
 
     def cell(self, row: dict[str, Any]) -> str:
         """The text of the column's cell in a row."""
-        return "–" if row.get(self.key) is None else self.words(*(row[key] for key in self.keys))
+        if row.get(self.key) is None:
+            return "–"
+        return self.words(*(row[key] for key in self.keys)) + ("?" if row.get("model") in self.unsure else "")
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,15 @@ def _clip(images: ImageSet) -> Values:
 
 METRICS: tuple[Metric, ...] = (
     Metric(
-        (Column(("frechet", "frechet_std"), "Fréchet distance", "{:.3g} ± {:.2g}".format, terminal="distance"),),
+        (
+            Column(
+                ("frechet", "frechet_std"),
+                "Fréchet distance",
+                "{:.3g} ± {:.2g}".format,
+                terminal="distance",
+                best="lowest",
+            ),
+        ),
         "Fréchet distance: between {num_samples} samples and {num_real} training rows, in {features}; ± is the standard"
         " deviation over other samples of the model. It shrinks as the number of samples grows: compare equal numbers"
         " only.",
@@ -139,22 +152,26 @@ METRICS: tuple[Metric, ...] = (
         of_rows_again=True,
     ),
     Metric(
-        (Column(("kid", "kid_std"), "KID ×1000", lambda kid, std: f"{1000 * kid:.1f} ± {1000 * std:.1f}"),),
+        (
+            Column(
+                ("kid", "kid_std"), "KID ×1000", lambda kid, std: f"{1000 * kid:.1f} ± {1000 * std:.1f}", best="lowest"
+            ),
+        ),
         "KID ×1000: kernel distance (arXiv 1801.01401), which has no such bias; it may be negative.",
         _kid,  # it would be negative on the same rows
     ),
     Metric(
-        (Column(("accuracy",), "accuracy", terminal="accuracy"),),
+        (Column(("accuracy",), "accuracy", terminal="accuracy", best="highest"),),
         "Accuracy: how often a small classifier fitted to the training rows sees the class that was asked for.",
         _accuracy,
     ),
     Metric(
         (
-            Column(("precision",), "precision", terminal="precis.", sees_mosaics=True),
-            Column(("recall",), "recall", terminal="recall"),
-            Column(("density",), "density", sees_mosaics=True),
-            Column(("coverage",), "coverage", sees_mosaics=True),
-            Column(("copied",), "copied"),
+            Column(("precision",), "precision", terminal="precis.", best="highest", sees_mosaics=True),
+            Column(("recall",), "recall", terminal="recall", best="highest"),
+            Column(("density",), "density", best="highest", sees_mosaics=True),
+            Column(("coverage",), "coverage", best="highest", sees_mosaics=True),
+            Column(("copied",), "copied", best="highest"),
         ),
         "Precision and recall: by balls to the third nearest neighbour in these features (arXiv 1904.06991); density"
         " and coverage: to the fifth (arXiv 2002.09797), density may be above 1. Of 10,000 rows each at most. Copied:"
@@ -164,7 +181,7 @@ METRICS: tuple[Metric, ...] = (
         _neighbourhood,  # on the same rows, every row's nearest neighbour is itself
     ),
     Metric(
-        (Column(("cluster_tv",), "cluster TV", terminal="TV"),),
+        (Column(("cluster_tv",), "cluster TV", terminal="TV", best="lowest"),),
         "Cluster TV: total variation between the samples' clusters (that of the nearest training row in these"
         " features) and those which their labels lead to expect, 0 to 1.",
         _cluster_tv,
@@ -172,7 +189,7 @@ METRICS: tuple[Metric, ...] = (
         across_runs=False,
     ),
     Metric(
-        (Column(("clip", "clip_std"), "CLIP score", "{:.2f} ± {:.2g}".format, terminal="CLIP"),),
+        (Column(("clip", "clip_std"), "CLIP score", "{:.2f} ± {:.2g}".format, terminal="CLIP", best="highest"),),
         "CLIP score: 100 times the cosine between an image and its text as {clip} sees them (arXiv 2104.08718), 0 where"
         " it is below; ± is the standard error over images. That of held-out rows is by their own texts.",
         _clip,

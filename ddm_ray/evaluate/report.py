@@ -9,23 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ddm_ray.evaluate.apart import apart_in_words
-from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, columns, measured, notes
+from ddm_ray.evaluate.controls import MOSAICS, held_out, marked, warnings
+from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, measured, notes
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
 from ddm_ray.pictures.page import render_page
 from ddm_ray.run.graph import EXTRAS
-
-MOSAICS = "mosaics of real rows"
-"""Name of the line that a working measure must find bad."""
-FAR = 5.0
-"""A model is far if its distance exceeds that of held-out real rows by this factor.
-
-There may be fewer held-out rows than samples. Fewer rows have a larger distance, so this errs in the model's favour.
-"""
-CONFIRMED = 0.8
-"""Mosaics that reach this share of what held-out rows reach in a measure show that the measure can't tell."""
-LIKE_MOSAICS = 0.5
-"""A model is far if its distance exceeds this share of the mosaics' distance."""
 
 
 def render_report(metrics: dict[str, Any], pictures: Mapping[str, bytes]) -> str:
@@ -34,7 +23,7 @@ def render_report(metrics: dict[str, Any], pictures: Mapping[str, bytes]) -> str
     return render_page(
         "evaluation",
         metrics=metrics,
-        columns=measured(columns(), rows),
+        columns=measured(marked(metrics), rows),
         costs=measured(COSTS, rows),
         sentences=findings(metrics),
         notes=notes_of(metrics),
@@ -53,7 +42,7 @@ def render_report(metrics: dict[str, Any], pictures: Mapping[str, bytes]) -> str
 def report_table(metrics: dict[str, Any]) -> str:
     """The table of models and its findings as text, at most 100 characters wide."""
     rows = [*metrics["models"], *metrics["real"]]
-    return as_text([*columns(), *COSTS], rows, [*findings(metrics), _training_sentence(metrics["training"])])
+    return as_text([*marked(metrics), *COSTS], rows, [*findings(metrics), _training_sentence(metrics["training"])])
 
 
 def as_text(every: Sequence[Column], rows: Sequence[dict[str, Any]], lines: Sequence[str]) -> str:
@@ -77,8 +66,7 @@ def findings(metrics: dict[str, Any]) -> list[str]:
     best = min(metrics["models"], key=_distance)
     denses = {row["model"]: row for row in metrics["models"] if row["model"] in EXTRAS}
     rivals = [row for row in metrics["models"] if row["model"] not in EXTRAS]
-    lines = [f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
-    lines += _warnings(metrics)
+    lines = [*warnings(metrics), f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
     if rivals and (monolith := denses.get("monolith")):
         rival = min(rivals, key=_distance)
         lines.append(_compared(metrics, f"The mixture's best strategy, {rival['model']},", rival, monolith))
@@ -111,37 +99,6 @@ def milestones_in_words(milestones: dict[str, dict[str, int]]) -> str:
     return "; ".join(f"{', '.join(names)} after {step:,} of {of:,} steps" for (step, of), names in by_step.items())
 
 
-def _warnings(metrics: dict[str, Any]) -> list[str]:
-    """Warn of models hardly better than mosaics, and of measures that don't tell mosaics from real rows."""
-    real = {row["model"]: row for row in metrics["real"]}
-    if (mosaics := real.get(MOSAICS)) is None:  # the evaluation of an older version
-        return []
-    heldout = _held_out(metrics)
-    lines = [
-        f"{row['model']} is far from real rows: its distance is {' and '.join(grounds)}."
-        for row in metrics["models"]
-        if (grounds := _grounds(row["frechet"], mosaics["frechet"], heldout["frechet"] if heldout else None))
-    ]
-    if heldout:
-        lines += [
-            f"{column.heading.capitalize()} can't tell here: mosaics have {mosaics[column.key]:.2f}, held-out real rows"
-            f" {heldout[column.key]:.2f}."
-            for column in columns()
-            if column.sees_mosaics and mosaics[column.key] > CONFIRMED * heldout[column.key]
-        ]
-    return lines
-
-
-def _grounds(distance: float, mosaics: float, heldout: float | None) -> list[str]:
-    """The reasons, in words, for calling a model of this Fréchet distance far from real rows."""
-    grounds = []
-    if distance > LIKE_MOSAICS * mosaics:
-        grounds.append(f"{distance / mosaics:.0%} of that of mosaics, each of four real rows ({mosaics:.3g})")
-    if heldout is not None and distance > FAR * heldout:
-        grounds.append(f"{distance / heldout:.0f} times that of held-out real rows ({heldout:.3g})")
-    return grounds
-
-
 def _distance(row: dict[str, Any]) -> float:
     return row["frechet"]
 
@@ -162,20 +119,16 @@ def difference_words(difference: dict[str, Any]) -> str:
     return f"the difference is {difference['frechet']:+.2g}, between {low:+.2g} and {high:+.2g} (95%), {verdict}"
 
 
-def _held_out(metrics: dict[str, Any]) -> dict[str, Any] | None:
-    """The line of the held-out real rows; None if there is none."""
-    return next((row for row in metrics["real"] if row["model"].endswith("held out")), None)
-
-
 def notes_of(metrics: dict[str, Any]) -> list[str]:
     """Notes on each column, and on the lines of real rows."""
     more = ""
-    if heldout := _held_out(metrics):
+    if heldout := held_out(metrics):
         more = f" Held out: {heldout['n']} rows never trained on; compare with as many drawn again."
     return [
         *notes(metrics, [*metrics["models"], *metrics["real"]]),
         f"Real, drawn again: training rows themselves, with replacement{_floor_words(metrics)}.{more}",
-        f"{MOSAICS.capitalize()}: each quarter is another training row's. A measure that finds them good can't tell.",
+        f"{MOSAICS.capitalize()}: each quarter is another training row's. A measure that finds them, or noise, as good"
+        " as held-out rows can't tell: its values of models have a question mark.",
         COSTS_NOTE,
     ]
 

@@ -58,7 +58,13 @@ def test_metrics_name_every_model_and_its_cost(random_run: Run, evaluated: Path)
         assert row["seconds_per_image"] > 0
         assert 0 <= row["cluster_tv"] <= 1
     reals = [row["model"] for row in metrics["real"]]
-    assert reals == ["real: 300 drawn again", "real: 40 drawn again", "real: 40 held out", "mosaics of real rows"]
+    assert reals == [
+        "real: 300 drawn again",
+        "real: 40 drawn again",
+        "real: 40 held out",
+        "mosaics of real rows",
+        "noise",
+    ]
     assert (metrics["num_real"], metrics["num_heldout"], metrics["seed"]) == (360, 40, 0)
     assert metrics["sampling"] == {
         "steps": 4,
@@ -241,7 +247,7 @@ def test_without_held_out_rows_there_are_no_held_out_losses(tmp_path: Path) -> N
     assert metrics["num_heldout"] == 0
     assert metrics["heldout_loss"] == []
     assert [row["model"] for row in metrics["models"]] == ["monolith"]
-    assert [row["model"] for row in metrics["real"]] == ["real: 20 drawn again", "mosaics of real rows"]
+    assert [row["model"] for row in metrics["real"]] == ["real: 20 drawn again", "mosaics of real rows", "noise"]
 
 
 def test_the_best_strategy_is_the_runs_until_an_expert_is_another(random_run: Run, evaluated: Path, tmp_path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ddm_ray.evaluate.controls import marked
 from ddm_ray.evaluate.curves import POINTS, Curve
 from ddm_ray.evaluate.report import findings, render_report, report_table
 
@@ -31,9 +32,11 @@ def with_distances(metrics: dict[str, Any], **distances: float) -> dict[str, Any
         difference = distances.get(row["model"], 0) - distances.get(row["against"], 0)
         row |= {"frechet": difference, "low": difference - 0.75, "high": difference + 0.75}
     changed["real"] = [row | {"frechet": 100.0, "precision": None} for row in changed["real"]]
-    for row in changed["real"][-2:]:
-        row |= {"precision": 0.9 if "held" in row["model"] else 0.4, "density": 1.0, "coverage": 1.0}
-    changed["real"][-1] |= {"density": 0.7, "coverage": 0.7}
+    good = {"kid": 0.001, "accuracy": 0.9, "recall": 0.9, "density": 1.0, "coverage": 1.0, "copied": 0.5}
+    heldout, mosaics, noise = changed["real"][-3:]
+    heldout |= good | {"precision": 0.9, "cluster_tv": 0.1}
+    mosaics |= good | {"precision": 0.4, "density": 0.7, "coverage": 0.7}
+    noise |= dict.fromkeys(good, 0.0) | {"kid": 0.1, "precision": 0.0, "cluster_tv": 0.3, "frechet": 1000.0}
     return changed
 
 
@@ -66,8 +69,32 @@ def test_what_paints_like_mosaics_is_far_and_what_takes_them_for_real_is_blind(m
     assert not [line for line in findings(metrics) if "monolith is far" in line or "can't tell" in line]
     (line,) = (line for line in findings(metrics) if "is far" in line)
     assert line == "once is far from real rows: its distance is 51% of that of mosaics, each of four real rows (100)."
-    metrics["real"][-1]["precision"] = 0.73
-    assert "Precision can't tell here: mosaics have 0.73, held-out real rows 0.90." in findings(metrics)
+    metrics["real"][-2]["precision"] = 0.73
+    assert "Precision can't tell here: mosaics have 0.730, held-out real rows 0.900." in findings(metrics)
+
+
+def test_what_paints_like_noise_comes_first_and_what_takes_it_for_real_is_marked(metrics: dict[str, Any]) -> None:
+    metrics = with_distances(metrics, monolith=499.0, once=501.0)
+    first, *others = findings(metrics)
+    assert first == "Nothing was learnt, or too little: once has 50% of noise's distance."
+    assert not any("once is far" in line or "can't tell" in line for line in others)
+    blind = {"kid": 0.0011, "accuracy": 0.8, "recall": 1.0, "coverage": 0.9, "copied": 0.6, "cluster_tv": 0.11}
+    metrics["real"][-1] |= blind
+    words = [line for line in findings(metrics) if "can't tell here: noise has" in line]
+    assert [line.split(" can't")[0] for line in words] == [
+        "KID ×1000",
+        "Accuracy",
+        "Recall",
+        "Coverage",
+        "Copied",
+        "Cluster TV",
+    ]
+    rows = {row["model"]: row for row in [*metrics["models"], *metrics["real"]]}
+    for column in marked(metrics):
+        assert column.cell(rows["once"]).endswith("?") == (column.key in blind)
+        assert not column.cell(rows["noise"]).endswith("?")
+    lines = {line.split()[0]: line for line in report_table(metrics).splitlines() if line.strip()}
+    assert "?" in lines["once"] and "?" not in lines["noise"]
 
 
 def test_what_is_many_times_as_far_as_held_out_rows_is_far(metrics: dict[str, Any]) -> None:
