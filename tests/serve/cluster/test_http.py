@@ -69,7 +69,7 @@ def test_the_start_names_its_steps(server: Server, tiny_run: Run) -> None:
 def test_the_client_of_openai_works_unchanged(server: Server) -> None:
     client = OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="any", max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"] == [client.models.retrieve("tiny").id]
-    inert = {"quality": "auto", "background": "auto", "moderation": "auto", "output_format": "png", "size": "auto"}
+    inert = {"quality": "hd", "background": "auto", "moderation": "auto", "output_format": "png", "size": "auto"}
     own = {"seed": 4, "strategy": "top-2", "num_inference_steps": 5}
     made = client.images.generate(prompt="7", model="tiny", n=2, user="me", extra_body=own, **inert)
     assert len(made.data) == 2 and made.model_extra["strategy"] == "top-2"
