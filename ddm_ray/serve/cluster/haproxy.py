@@ -2,7 +2,11 @@
 
 import json
 import resource
+import secrets
+import shlex
 from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
 
 from ddm_ray.serve.cluster.addresses import Address, format_address
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
@@ -18,16 +22,46 @@ MAX_CONNECTIONS = 2000
 LIMITS = Limits()
 READY = "/-/gateway"
 """Path at which HAProxy itself answers that it runs."""
+HEAD = Path(__file__).with_name("head.lua")
+"""Program that looks at a request before HAProxy parses it."""
 HEALTH = "/-/healthz"
 """Path at which a replica of Serve's answers whether it takes requests."""
 
 # A body has to fit into a buffer, with its headers, so that it can be sent again. Each request has a connection of its
 # own to the gateway: HAProxy doesn't send a further one on the same again if it can't connect to the proxy at once.
+# The door lets a connection in when the head of its request is here and sound, and answers others in HAProxy's place.
 _CONFIGURATION = """
 global
-    maxconn {connections}
+    maxconn {both}
     nbthread 1
     tune.bufsize {buffer}
+    lua-load {head} {answers}
+defaults
+    timeout connect 5s
+    timeout client {answer_s}s
+    timeout server {answer_s}s
+frontend door
+    mode tcp
+    maxconn {connections}
+    bind fd@{fd}
+    tcp-request inspect-delay {request_s}s
+    tcp-request content set-var(txn.head) lua.head
+    tcp-request content accept if {{ var(txn.head) -m str sound unsound large }}
+    tcp-request content reject if WAIT_END {{ var(txn.head) -m str silent }}
+    tcp-request content accept if WAIT_END
+    use_backend %[var(txn.head)]
+backend sound
+    mode tcp
+    server gateway abns@{inner}
+backend unsound
+    mode tcp
+    tcp-request content use-service lua.unsound
+backend large
+    mode tcp
+    tcp-request content use-service lua.large
+backend unfinished
+    mode tcp
+    tcp-request content use-service lua.unfinished
 defaults
     mode http
     option abortonclose
@@ -40,15 +74,16 @@ defaults
     timeout http-request {request_s}s
     timeout connect 5s
     timeout check 5s
-    timeout server {answer_s}s
+    timeout server {server_s}s
     retries {retries}
     retry-on conn-failure empty-response junk-response 500
 {errors}
 frontend gateway
-    bind fd@{fd}
+    bind abns@{inner}
     {ready}
     http-request set-header {gateway} 1
     http-response set-status 500 if {{ status {own_fault} }}
+{others}
     default_backend serve
 backend serve
     balance roundrobin
@@ -58,13 +93,26 @@ backend serve
 """
 # A server that can't be connected to is left at once, so that its requests go to others, or to a proxy.
 _CHECKED = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
-_ERRORS = {
+_Refusals = dict[int, tuple[str, str | None]]
+_ERRORS: _Refusals = {
     400: ("this is no HTTP request", "bad_request"),
     408: (f"the request wasn't here within {LIMITS.body_seconds:g} s", "request_timeout"),
+    431: ("the headers are too large", "too_large"),
+    500: ("an error of the server, not of the request", "internal_error"),
     502: ("the server's answer broke off", "internal_error"),
     503: ("the server can't be reached", "unavailable"),
     504: ("the server doesn't answer", "unavailable"),
 }
+"""Messages and codes of HAProxy's own refusals."""
+_BEHIND: _Refusals = _ERRORS | {
+    403: ("this server refuses the request", "forbidden"),
+    404: ("nothing is served at this path", None),
+    405: ("this path doesn't take this method", None),
+    408: ("the answer wasn't there in time", "deadline_exceeded"),
+    413: ("the body is too large", "too_large"),
+    429: ("more is asked for than can be answered", "overloaded"),
+}
+"""Refusals of Serve, and of the server that it runs in: their own words are text, and may name machines."""
 
 
 def find_haproxy() -> str | None:
@@ -87,24 +135,44 @@ def haproxy_configuration(fd: int, proxies: Sequence[Address], replicas: Sequenc
     servers = [f"    server replica-{number} {format_address(each)} {_CHECKED}" for number, each in enumerate(replicas)]
     rank = " backup" if replicas else ""
     servers += [f"    server proxy-{number} {format_address(each)}{rank}" for number, each in enumerate(proxies)]
+    # A request has four sockets: of its client, two between the door and the gateway, and of a server.
+    connections = min(MAX_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 40) // 4)
     return _CONFIGURATION.format(
         fd=fd,
+        # A name of this HAProxy's own: the one before it may still have requests.
+        inner=f"ddm-gateway-{secrets.token_hex(16)}",
+        head=shlex.quote(str(HEAD)),
+        answers=" ".join(f"'{status} {HTTPStatus(status).phrase}' {_body(status)}" for status in (400, 431, 408)),
         ready=f"monitor-uri {READY}" if servers else "",
         health=HEALTH,
-        connections=min(MAX_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 40) // 2),
+        connections=connections,
+        both=2 * connections,
         buffer=LIMITS.body_bytes + 2**15,
-        answer_s=SERVER_TIMEOUT_S,
+        server_s=SERVER_TIMEOUT_S,
+        answer_s=SERVER_TIMEOUT_S + 10,
         request_s=int(LIMITS.body_seconds),
         retries=RETRIES,
         gateway=GATEWAY.decode(),
         own_fault=OWN_FAULT,
-        errors="\n".join(_error(status, *about) for status, about in _ERRORS.items()),
+        errors="\n".join(f"    http-error status {each} {_answer(each)}" for each in _ERRORS if each != 431),
+        others="\n".join(
+            f"    http-response return status {each} {_answer(each, _BEHIND)} {_text(each)}" for each in _BEHIND
+        ),
         servers="\n".join(servers),
     )
 
 
-def _error(status: int, message: str, code: str) -> str:
-    """A line of the configuration: an answer in OpenAI's form."""
-    body = json.dumps(error_body(message, None, code, server=status > 500)).replace("'", "\\u0027")
-    wait = f" hdr Retry-After {retry_after(5)}" if status == 503 else ""
-    return f"    http-error status {status} content-type application/json string '{body}'{wait}"
+def _text(status: int) -> str:
+    """The condition of an answer with this status that isn't JSON."""
+    return f"if {{ status {status} }} !{{ res.hdr(content-type) -m beg application/json }}"
+
+
+def _body(status: int, refusals: _Refusals = _ERRORS) -> str:
+    """OpenAI's object of a refusal, as a word of the configuration."""
+    message, code = refusals[status]
+    return shlex.quote(json.dumps(error_body(message, None, code, server=status >= 500)))
+
+
+def _answer(status: int, refusals: _Refusals = _ERRORS) -> str:
+    wait = f" hdr Retry-After {retry_after(5)}" if status in (429, 503) else ""
+    return f"content-type application/json string {_body(status, refusals)}{wait}"
