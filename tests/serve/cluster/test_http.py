@@ -92,7 +92,14 @@ def test_the_printed_curl_command_works(server: Server, tmp_path: Path) -> None:
     assert b'href="page/style.css"' in server.ask("GET", "/").body
     connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})  # a page's, whose name leads here
-    assert connection.getresponse().status == 421
+    refused = connection.getresponse()
+    assert refused.status == 421 and b"with --insecure, or name a file of tokens with --token-file" in refused.read()
+    asks = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    connection.request("OPTIONS", "/v1/images/generations", headers={"Host": "localhost", **asks})
+    refused = connection.getresponse()
+    assert refused.status == 403 and b"with --allow-origin ORIGIN" in refused.read()
+    for path in ("/healthz", "/v1/models"):
+        assert (server.ask("HEAD", path).status, server.ask("HEAD", path).body) == (200, b"")
 
 
 def test_the_client_writes_the_image(server: Server, pipeline: DDMPipeline, tmp_path: Path) -> None:
