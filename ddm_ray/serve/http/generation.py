@@ -193,10 +193,21 @@ def resolve(
     if (request.partial_images or 0) > most:
         text = f"{request.partial_images} partial images have too many pixels: at most {most} of this size"
         raise RequestError(text, "partial_images")
-    quality = 100 if request.output_compression is None else request.output_compression
-    files = upscaling, request.response_format == "png", form, quality
-    asked = bool(request.stream), stops, bool(request.routing), request.timeout, request.model, alone
-    return Generation(sample, prompt, count * pixels, *files, *asked)
+    return Generation(
+        sample,
+        prompt,
+        count * pixels,
+        upscaling,
+        bare=request.response_format == "png",
+        form=form,
+        quality=100 if request.output_compression is None else request.output_compression,
+        stream=bool(request.stream),
+        stops=stops,
+        routing=bool(request.routing),
+        seconds=request.timeout,
+        model=request.model,
+        alone=alone,
+    )
 
 
 def _require_answerable(request: GenerationRequest, count: int, form: str) -> None:
