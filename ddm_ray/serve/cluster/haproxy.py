@@ -92,7 +92,7 @@ backend serve
 {servers}
 """
 # A server that can't be connected to is left at once, so that its requests go to others, or to a proxy.
-_CHECKED = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
+_CHECKED = "check inter 3s fastinter 1s downinter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
 _Refusals = dict[int, tuple[str, str | None]]
 _ERRORS: _Refusals = {
     400: ("this is no HTTP request", "bad_request"),

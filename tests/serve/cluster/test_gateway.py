@@ -215,6 +215,19 @@ def test_it_leads_to_replicas_and_to_proxies_only_while_there_is_none(monkeypatc
     assert own.pid is None
 
 
+def test_it_looks_for_nothing_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy's end wakes it: an idle gateway takes no time."""
+    monkeypatch.setattr(gateway, "FOLLOW_S", 3600.0)
+    proxy = Proxy(free_port())
+    with proxy, standing(proxy.server_port) as (own, port):
+        for _ in range(2):
+            before = own.pid
+            assert before is not None and ask(port)[0] == 200
+            os.kill(before, signal.SIGKILL)
+            wait_for(lambda before=before: own.pid not in (None, before), 30)
+        assert ask(port)[0] == 200
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_was_in_flight_on_replicas_that_die_goes_by_the_proxy(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, also where all die of it and nobody knows yet that they are gone: the proxy waits for the next one."""
