@@ -13,12 +13,8 @@ RAY = {
     # The driver requests no GPU, and workers set their own. Keep Ray from hiding devices or warning about them.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-SERVE = {
-    # Clients wait for replicas. Ray's default niceness of 15 suits background work.
-    "RAY_worker_niceness": "0",
-    # Ten looks of the controller a second, Serve's default, are a third of what an idle server takes of a processor.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
-}
+# Clients wait for replicas. Ray's default niceness of 15 suits background work.
+REPLICAS = {"RAY_worker_niceness": "0"}
 # Ingress replicas listen themselves, and a gateway forwards requests to them: Serve's proxy would cost more time than a
 # small image. A replica that is drained stays until the gateway knows. Serve's default of 30 s suits clouds' balancers.
 DIRECT_INGRESS = {
@@ -37,7 +33,7 @@ def prepare_serve(direct_ingress: bool) -> None:
 
     `direct_ingress`: replicas listen themselves, behind a gateway.
     """
-    _set_defaults({**RAY, **SERVE, **(DIRECT_INGRESS if direct_ingress else {})})
+    _set_defaults({**RAY, **REPLICAS, **(DIRECT_INGRESS if direct_ingress else {})})
 
 
 def quiet_pillow() -> None:
