@@ -27,7 +27,7 @@ MAX_LINES = {
     "pictures": 600,
     "run": 1870,
     "sampling": 4650,
-    "serve": 5060,
+    "serve": 5140,
     "store": 1000,
     "top": 1845,
     "train": 5470,

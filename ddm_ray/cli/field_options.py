@@ -14,7 +14,8 @@ class FieldsCommand(click.Command):
     """A command that also takes the fields of a model as options, except for those in `but`.
 
     `model` is "module:class". The module is slow to import, so it is imported only when the command runs or shows its
-    help. An option that isn't given is None, or the field's default `with_defaults`.
+    help. An option that isn't given is None, or the field's default `with_defaults`. One of a tuple of any length may
+    be given several times.
     """
 
     def __init__(self, *args: Any, model: str, but: tuple[str, ...] = (), with_defaults: bool = False, **others: Any):
@@ -35,9 +36,11 @@ class FieldsCommand(click.Command):
         if NoneType in get_args(annotation):
             [annotation] = [kind for kind in get_args(annotation) if kind is not NoneType]
         kind: Any = annotation if annotation in (int, float, bool) else str
-        num_values = 1
+        num_values, multiple = 1, False
         if get_origin(annotation) is Literal:
             kind = OneOf(get_args(annotation))
+        elif get_origin(annotation) is tuple and get_args(annotation)[-1] is Ellipsis:
+            multiple = True
         elif get_origin(annotation) is tuple:
             kind, num_values = float, len(get_args(annotation))
         default = field.default if self._with_defaults else None
@@ -47,6 +50,7 @@ class FieldsCommand(click.Command):
             is_flag=kind is bool,
             default=default,
             nargs=num_values,
+            multiple=multiple,
             help=field.description,
-            show_default=default not in (None, False),
+            show_default=default not in (None, False, ()),
         )

@@ -71,4 +71,4 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
             if share >= 1:
                 view.close()
 
-        serve_run(args, port, host, address, insecure, on_progress)
+        serve_run(args, port, host, address, insecure, on_progress, phrase)

@@ -1,10 +1,13 @@
 """Picture files: PNG, JPEG or WebP by the extension; file names that describe the picture."""
 
+import io
 import os
 import re
 from pathlib import Path
 
 from PIL import Image
+
+from ddm_ray.pictures.png import to_png
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 """Formats of picture files, by extension."""
@@ -23,6 +26,15 @@ def write(picture: Image.Image, path: str | os.PathLike[str]) -> None:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def to_file(picture: Image.Image, form: str, quality: int = QUALITY) -> bytes:
+    """The picture as a file of the format `form`, an extension of FORMATS without its dot; a PNG has no quality."""
+    if form == "png":
+        return to_png(picture)
+    buffer = io.BytesIO()
+    picture.save(buffer, FORMATS[f".{form}"], quality=quality)
+    return buffer.getvalue()
 
 
 def file_name(shows: str, seed: int, ending: str) -> str:

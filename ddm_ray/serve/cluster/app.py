@@ -1,5 +1,6 @@
 """A run as a Serve application: the only place that names and sizes deployments."""
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -38,14 +39,20 @@ PART: dict[str, Any] = {
 
 
 def build_app(args: ServeArgs) -> Application:
+    """Serve's builder: `application` with advice in terms of a config file."""
+    return application(args, Limits())
+
+
+def application(args: ServeArgs, limits: Limits) -> Application:
     """The ingress `api`, and if placed per expert `expert-000` ..., one replica each unless a config file says more.
 
-    On a cuda device the parts share one GPU unless `ray_actor_options` in the config file say otherwise. Raises
-    ServeError for a run without weights, RunError if there is no run, ConfigError for tokens or pins that can't be
-    read.
+    `limits` that aren't arguments. On a cuda device the parts share one GPU unless `ray_actor_options` in the config
+    file say otherwise. Raises ServeError for a run without weights, RunError if there is no run, ConfigError for tokens
+    or pins that can't be read.
     """
     run, args = _servable(args)[0], on_its_device(args)
-    on_gpu, limits = args.device.startswith("cuda"), Limits(per_minute=args.per_minute, local=args.local)
+    on_gpu = args.device.startswith("cuda")
+    limits = replace(limits, per_minute=args.per_minute, local=args.local, origins=args.allow_origin)
     resident = args.resident if args.placement == "multiplexed" else None
     shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
     own = (run.url, *shared, args.refresh_s, args.authenticator(), limits)

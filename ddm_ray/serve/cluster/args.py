@@ -1,13 +1,28 @@
 """Arguments of the Serve application, from a config file or the command line."""
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from ddm_ray.config import Precision, StrictModel
 from ddm_ray.serve.engine.scheduler import MAX_ROWS
 from ddm_ray.serve.http.authentication import ABOUT, AUTHENTICATION, AuthenticationName, Authenticator
 from ddm_ray.serve.http.authentication.bearer import TOKENS
+
+EVERY = "*"
+"""Stands for all origins."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@\[\]:*]+)(:[0-9]+)?")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+
+
+def as_origin(text: str) -> str:
+    """The origin as browsers write it. Raises ValueError if it is none: an origin has a scheme and a host, no path."""
+    origin = text.strip().lower().removesuffix("/")
+    origin = origin.removesuffix(_USUAL_PORTS.get(origin.partition("://")[0], "/"))
+    if origin != EVERY and not _ORIGIN.fullmatch(origin):
+        raise ValueError(f"{text[:60]!r} is no origin: give scheme, host and port, as http://localhost:3000")
+    return origin
 
 
 class ServeArgs(StrictModel):
@@ -72,6 +87,11 @@ class ServeArgs(StrictModel):
         description="Requests for images a minute and token, which each replica of `api` counts by itself. Default:"
         " any number.",
     )
+    allow_origin: tuple[str, ...] = Field(
+        default=(),
+        description="Origins, as http://localhost:3000: their pages may ask from a browser, as the server's own may; *:"
+        " all. As an option: once for each.",
+    )
     local: bool = Field(
         default=False,
         description="Answer only requests by localhost or an IP address: where there are no tokens, any page in a"
@@ -81,6 +101,11 @@ class ServeArgs(StrictModel):
     def authenticator(self) -> Authenticator | None:
         """Read the credentials that clients may have; None: everybody may ask. Raises ConfigError."""
         return AUTHENTICATION[self.authentication].read(self.token_file)
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _as_browsers_write_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(as_origin(origin) for origin in origins)
 
     @model_validator(mode="after")
     def _compiled_where_weights_stay(self) -> Self:

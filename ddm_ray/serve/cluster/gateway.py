@@ -32,8 +32,8 @@ from ddm_ray.spelling import one_line, printable
 
 START_S, RETRY_S = 60.0, 1.0
 """Seconds within which HAProxy has to run, and before another try if it doesn't."""
-FOLLOW_S, POLL_S = 0.5, 0.05
-"""Seconds between two looks for the replicas' addresses, and between two looks whether HAProxy runs."""
+FOLLOW_S = 1.0
+"""Seconds between two looks for the replicas' addresses. One that leaves stays for twice as long, so that it's seen."""
 LOG = logging.getLogger("ray.serve")
 _PR_SET_PDEATHSIG = 1
 
@@ -97,12 +97,13 @@ class Gateway:
         """Keep HAProxy running, from one thread: the kernel signals a process when the thread that forked it ends."""
         with tempfile.TemporaryDirectory(prefix="ddm-gateway-") as folder:
             while not self._closing:
-                pause, refusing = POLL_S, self._refusing
+                pause, refusing = FOLLOW_S, self._refusing
                 try:
                     servers = ((), ()) if refusing else (self._proxies, self._current_replicas())
                     if servers != self._servers or self.pid is None:
                         self._restart(Path(folder), *servers)
                         self._servers = servers
+                        threading.Thread(target=self._await_end, args=[self._process], daemon=True).start()
                 except (OSError, ServeError) as error:
                     if not self._started.done():
                         self._started.set_exception(ServeError(f"the gateway doesn't start: {one_line(error, 300)}"))
@@ -114,7 +115,8 @@ class Gateway:
                 if refusing and not self._refused.done():
                     self._refused.set_result(None)
                 with self._changed:
-                    if not self._closing and self._refusing == refusing:
+                    # It waits for HAProxy's end, too, unless HAProxy has just failed to start.
+                    if not self._closing and self._refusing == refusing and (self.pid or pause == RETRY_S):
                         self._changed.wait(pause)
             for process in (*self._before, self._process):
                 if process is not None:
@@ -122,9 +124,14 @@ class Gateway:
                     process.wait()
             self._refused.cancel()
 
+    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        with self._changed:
+            self._changed.notify_all()
+
     def _current_replicas(self) -> tuple[Address, ...]:
         """Return the addresses of the replicas, as far as they are known."""
-        if time.monotonic() - self._looked_at > FOLLOW_S:
+        if time.monotonic() - self._looked_at >= FOLLOW_S:
             try:
                 self._replicas = tuple(sorted(self._look()))
             except Exception as error:  # Ray raises many kinds while its controller is away: keep the last addresses

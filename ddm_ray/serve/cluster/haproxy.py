@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shlex
 from collections.abc import Sequence
 
 from ddm_ray.serve.cluster.addresses import Address, format_address
@@ -49,6 +50,7 @@ frontend gateway
     {ready}
     http-request set-header {gateway} 1
     http-response set-status 500 if {{ status {own_fault} }}
+{others}
     default_backend serve
 backend serve
     balance roundrobin
@@ -57,14 +59,27 @@ backend serve
 {servers}
 """
 # A server that can't be connected to is left at once, so that its requests go to others, or to a proxy.
-_CHECKED = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
-_ERRORS = {
+_CHECKED = "check inter 3s fastinter 1s downinter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
+_Refusals = dict[int, tuple[str, str | None]]
+_ERRORS: _Refusals = {
     400: ("this is no HTTP request", "bad_request"),
     408: (f"the request wasn't here within {LIMITS.body_seconds:g} s", "request_timeout"),
+    431: ("the headers are too large", "too_large"),
+    500: ("an error of the server, not of the request", "internal_error"),
     502: ("the server's answer broke off", "internal_error"),
     503: ("the server can't be reached", "unavailable"),
     504: ("the server doesn't answer", "unavailable"),
 }
+"""Messages and codes of HAProxy's own refusals."""
+_BEHIND: _Refusals = _ERRORS | {
+    403: ("this server refuses the request", "forbidden"),
+    404: ("nothing is served at this path", None),
+    405: ("this path doesn't take this method", None),
+    408: ("the answer wasn't there in time", "deadline_exceeded"),
+    413: ("the body is too large", "too_large"),
+    429: ("more is asked for than can be answered", "overloaded"),
+}
+"""Refusals of Serve, and of the server that it runs in: their own words are text, and may name machines."""
 
 
 def find_haproxy() -> str | None:
@@ -98,13 +113,25 @@ def haproxy_configuration(fd: int, proxies: Sequence[Address], replicas: Sequenc
         retries=RETRIES,
         gateway=GATEWAY.decode(),
         own_fault=OWN_FAULT,
-        errors="\n".join(_error(status, *about) for status, about in _ERRORS.items()),
+        errors="\n".join(f"    http-error status {each} {_answer(each)}" for each in _ERRORS if each != 431),
+        others="\n".join(
+            f"    http-response return status {each} {_answer(each, _BEHIND)} {_text(each)}" for each in _BEHIND
+        ),
         servers="\n".join(servers),
     )
 
 
-def _error(status: int, message: str, code: str) -> str:
-    """A line of the configuration: an answer in OpenAI's form."""
-    body = json.dumps(error_body(message, None, code, server=status > 500)).replace("'", "\\u0027")
-    wait = f" hdr Retry-After {retry_after(5)}" if status == 503 else ""
-    return f"    http-error status {status} content-type application/json string '{body}'{wait}"
+def _text(status: int) -> str:
+    """The condition of an answer with this status that isn't JSON."""
+    return f"if {{ status {status} }} !{{ res.hdr(content-type) -m beg application/json }}"
+
+
+def _body(status: int, refusals: _Refusals = _ERRORS) -> str:
+    """OpenAI's object of a refusal, as a word of the configuration."""
+    message, code = refusals[status]
+    return shlex.quote(json.dumps(error_body(message, None, code, server=status >= 500)))
+
+
+def _answer(status: int, refusals: _Refusals = _ERRORS) -> str:
+    wait = f" hdr Retry-After {retry_after(5)}" if status in (429, 503) else ""
+    return f"content-type application/json string {_body(status, refusals)}{wait}"

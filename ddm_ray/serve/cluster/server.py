@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from ray import serve
@@ -12,11 +13,11 @@ from ray.serve.schema import LoggingConfig
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.errors import ServeError
 from ddm_ray.ray_session import cluster_gpus, on_head, ray_session
-from ddm_ray.remedies import Give
+from ddm_ray.remedies import Fix, Give
 from ddm_ray.run.run import Run
 from ddm_ray.serve.cluster.addresses import is_loopback, listen_on
-from ddm_ray.serve.cluster.app import build_app, on_its_device, require_servable
-from ddm_ray.serve.cluster.args import ServeArgs
+from ddm_ray.serve.cluster.app import application, on_its_device, require_servable
+from ddm_ray.serve.cluster.args import EVERY, ServeArgs
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
 from ddm_ray.serve.cluster.gateway import Gateway, until_signalled
 from ddm_ray.serve.cluster.haproxy import find_haproxy
@@ -24,6 +25,7 @@ from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, shown
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
 from ddm_ray.serve.http.authentication.bearer import TOKENS
+from ddm_ray.serve.http.guard import Limits
 from ddm_ray.spelling import one_line, shell_line
 
 
@@ -34,10 +36,11 @@ def serve_run(
     address: str | None = None,
     insecure: bool = False,
     on_progress: OnProgress = no_progress,
+    phrase: Callable[[Fix], str] = str,
 ) -> None:
     """Serve a run over HTTP until SIGINT or SIGTERM; call it on the main thread.
 
-    `on_progress` shows the start, which has ended at the share 1.
+    `on_progress` shows the start, which has ended at the share 1. `phrase` makes words of what refusals advise.
 
     It runs on the Ray that `ray_session` finds for `address`; call `environment.prepare_serve` before this module is
     imported. Before anything starts, it raises as `require_servable`, ConfigError for tokens that can't be read, and
@@ -45,12 +48,13 @@ def serve_run(
     it.
     """
     version = require_servable(args, port, host, phase(on_progress, 0.0, CHECKED))
-    if args.authenticator() is None:
-        if is_loopback(host) and not insecure:
-            args = args.model_copy(update={"local": True})
-        elif not insecure:
+    if args.authenticator() is None and not insecure:
+        every = EVERY in args.allow_origin
+        if every or not is_loopback(host):
             fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name a file of tokens")
-            raise ServeError(f"any client that reaches {host} could ask for images without a token", fix)
+            who = "any page in a browser" if every else f"any client that reaches {host}"
+            raise ServeError(f"{who} could ask for images without a token", fix)
+        args = args.model_copy(update={"local": True})
     on_progress(RAY, "starting Ray")
     with ray_session(address):
         if serve.status().proxies:
@@ -61,11 +65,23 @@ def serve_run(
         if args.device == "cpu" and cluster_gpus():
             print(f"warning: {cluster_gpus():g} GPUs of this Ray stand idle; device cuda computes there", flush=True)
         gateway = find_haproxy() if on_head() else None  # where Serve's proxy is
-        _serve_until_stopped(args, port, host, version, gateway, on_progress)
+        _serve_until_stopped(args, _advising(phrase), port, host, version, gateway, on_progress)
+
+
+def _advising(phrase: Callable[[Fix], str]) -> Limits:
+    insecure, tokens = Give("insecure", "be insecure on purpose"), Give("token_file", "name a file of tokens")
+    origin = Give("allow_origin", "allow its origin", "ORIGIN")
+    return Limits(other_names=f"{phrase(insecure)}, or {phrase(tokens)}", other_origins=phrase(origin))
 
 
 def _serve_until_stopped(
-    args: ServeArgs, port: int, host: str, version: Version, gateway: str | None, on_progress: OnProgress
+    args: ServeArgs,
+    limits: Limits,
+    port: int,
+    host: str,
+    version: Version,
+    gateway: str | None,
+    on_progress: OnProgress,
 ) -> None:
     """Serve and wait; `gateway`: the program HAProxy, which then listens in place of Serve's proxy."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it would print the address of a proxy behind the gateway
@@ -87,7 +103,7 @@ def _serve_until_stopped(
             http_options=HTTPOptions(host=inner[0], port=inner[1], request_timeout_s=REQUEST_TIMEOUT_S),
             logging_config=quiet,
         )
-        app = build_app(args)
+        app = application(args, limits)
         try:
             with shown(on_progress, "ddm", "compiling networks" if args.compile else "loading networks"):
                 serve.run(app, name="ddm", route_prefix="/", logging_config=own)

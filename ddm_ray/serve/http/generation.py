@@ -29,6 +29,8 @@ MAX_WORK = 20_000
 """Rows of networks that a request may need: images x velocities x experts x branches of guidance."""
 MAX_STEPS = 1000
 UNUSED = "accepted for OpenAI's clients, changes nothing"
+FORMATS = ("png", "jpeg", "webp")
+"""Values of output_format that can be made, of those that OpenAI's clients know."""
 LIMITS = {
     "steps": Field(le=MAX_STEPS),
     "guidance_scale": Field(ge=-100, le=100),
@@ -94,13 +96,23 @@ class GenerationRequest(_Settings):
         strict=True,
         description="answer each image's routing, too: for each step so far the weights of all experts, which sum to 1",
     )
-    user: str | None = Field(None, description=UNUSED)
-    quality: Literal["auto", "standard"] | None = Field(None, description=UNUSED)
+    output_format: Literal["png", "jpeg", "webp", "gif", "svg"] | None = Field(
+        "png", description=f"format of the images: {', '.join(FORMATS)}; others of OpenAI's are refused"
+    )
+    output_compression: int | None = Field(
+        100, ge=0, le=100, strict=True, description="quality of jpeg and webp; png loses nothing at any value"
+    )
+    background: Literal["auto", "opaque", "transparent"] | None = Field(
+        None, description="auto and opaque change nothing; transparent is refused"
+    )
+    # OpenAI's own values, also those that it has for some of its models only.
+    quality: Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description=UNUSED
+    )
     style: Literal["vivid", "natural"] | None = Field(None, description=UNUSED)
-    background: Literal["auto", "opaque"] | None = Field(None, description=UNUSED)
     moderation: Literal["auto", "low"] | None = Field(None, description=UNUSED)
-    output_format: Literal["png"] | None = Field(None, description="png is all there is")
-    output_compression: Literal[100] | None = Field(None, description="png loses nothing")
+    user: str | None = Field(None, description=UNUSED)
+    safety_identifier: str | None = Field(None, description=UNUSED)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -126,7 +138,8 @@ class GenerationRequest(_Settings):
 class Generation:
     """A request that can be met: what to sample, the factor of upscaling, and the form of the answer.
 
-    `prompt`: a text that is still to be encoded for `sample`; None: there is none. `num_pixels` of all images.
+    `prompt`: a text that is still to be encoded for `sample`; None: there is none. `num_pixels` of all images. `bare`:
+    the answer is the image alone, a png. `form` of image files, one of FORMATS; `quality` of jpeg and webp, out of 100.
     `stops`: velocities after which the client wants unfinished images. `routing`: it wants the experts' weights, too.
     `seconds` that the request allows; None: it has no limit. `model`: its name; None: the mixture. `alone`: the model
     is a single network, without experts to choose from.
@@ -136,7 +149,9 @@ class Generation:
     prompt: str | None
     num_pixels: int
     upscaling: int
-    png: bool
+    bare: bool
+    form: str = "png"
+    quality: int = 100
     stream: bool = False
     stops: tuple[int, ...] = ()
     routing: bool = False
@@ -152,19 +167,10 @@ def resolve(
 
     `alone`: see Generation.
     """
-    count, is_png, stream = request.n or 1, request.response_format == "png", bool(request.stream)
+    count, form = request.n or 1, request.output_format or "png"
     if alone and request.strategy is not None:
         raise RequestError(f"{request.model} has no experts to choose from: leave strategy out", "strategy")
-    if is_png and count > 1:
-        raise RequestError(f"response_format png carries one image, n is {count}: use b64_json", "n")
-    if stream and count > 1:
-        raise RequestError(f"a stream carries one image, n is {count}: leave stream out, or send {count} requests", "n")
-    if stream and is_png:
-        raise RequestError("a stream carries b64_json, not a bare png: leave one of both out", "response_format")
-    if request.routing and is_png:
-        raise RequestError("routing stands in JSON, not in a bare png: leave one of both out", "routing")
-    if request.partial_images and not stream:
-        raise RequestError("partial_images are part of a stream: give stream true, too", "partial_images")
+    _require_answerable(request, count, form)
     prompt, condition = _condition(request, config.data, info, count)
     seed = secrets.randbelow(2**32) if request.seed is None else request.seed
     seeds = tuple(range(seed, seed + count))
@@ -187,9 +193,43 @@ def resolve(
     if (request.partial_images or 0) > most:
         text = f"{request.partial_images} partial images have too many pixels: at most {most} of this size"
         raise RequestError(text, "partial_images")
-    routing = bool(request.routing)
-    asked = routing, request.timeout, request.model, alone
-    return Generation(sample, prompt, count * pixels, upscaling, is_png, stream, stops, *asked)
+    return Generation(
+        sample,
+        prompt,
+        count * pixels,
+        upscaling,
+        bare=request.response_format == "png",
+        form=form,
+        quality=100 if request.output_compression is None else request.output_compression,
+        stream=bool(request.stream),
+        stops=stops,
+        routing=bool(request.routing),
+        seconds=request.timeout,
+        model=request.model,
+        alone=alone,
+    )
+
+
+def _require_answerable(request: GenerationRequest, count: int, form: str) -> None:
+    """Raise RequestError for an answer of a form that can't be given."""
+    is_bare, stream = request.response_format == "png", bool(request.stream)
+    if is_bare and count > 1:
+        raise RequestError(f"response_format png carries one image, n is {count}: use b64_json", "n")
+    if stream and count > 1:
+        raise RequestError(f"a stream carries one image, n is {count}: leave stream out, or send {count} requests", "n")
+    if stream and is_bare:
+        raise RequestError("a stream carries b64_json, not a bare png: leave one of both out", "response_format")
+    if request.routing and is_bare:
+        raise RequestError("routing stands in JSON, not in a bare png: leave one of both out", "routing")
+    if request.partial_images and not stream:
+        raise RequestError("partial_images are part of a stream: give stream true, too", "partial_images")
+    if form not in FORMATS:
+        raise RequestError(f"output_format {form} can't be made: use {' or '.join(FORMATS)}", "output_format")
+    if is_bare and form != "png":
+        text = f"response_format png carries a png, output_format is {form}: use b64_json"
+        raise RequestError(text, "output_format")
+    if request.background == "transparent":
+        raise RequestError("background transparent can't be made: images are opaque, leave it out", "background")
 
 
 def _require_affordable(count: int, plan: SamplingPlan) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from ddm_ray.serve.http import page_files
 from ddm_ray.serve.http.authentication import Authenticator
 from ddm_ray.serve.http.openai_errors import error_body, internal_error, retry_after
+from ddm_ray.serve.http.origins import Origins
 
 LOG = logging.getLogger("ray.serve")
 OPEN = {"/healthz", "/readyz", *page_files.FILES}
@@ -35,13 +36,18 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 class Limits:
     """Bounds of every request. `per_minute`: requests for images of a client, or of all without authentication.
 
-    `per_minute` None: any number. `local`: only requests to localhost or to an IP address are answered.
+    `per_minute` None: any number. `local`: only requests to localhost or to an IP address are answered. `origins`:
+    pages of these may ask from a browser, beside the server's own. `other_names` and `other_origins`: advice to those
+    who want more of either.
     """
 
     body_bytes: int = 64 * 1024
     body_seconds: float = 10.0
     per_minute: float | None = None
     local: bool = False
+    origins: tuple[str, ...] = ()
+    other_names: str = "leave local out, or name a file of tokens (token_file)"
+    other_origins: str = "allow its origin (allow_origin)"
 
 
 class RefusedError(Exception):
@@ -67,40 +73,53 @@ class Guard:
         self._app, self._authenticator, self._limits, self._clock = app, authenticator, limits, clock
         self._on_answer = on_answer
         self._buckets: dict[bytes, tuple[float, float]] = {}
+        # Outermost: a preflight has no token, and a page has to read a refusal, too.
+        self._with_origins = Origins(self._guarded, limits.origins, limits.other_origins)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request; an error that the application doesn't catch is a 500 in OpenAI's form."""
+        """Answer one request; HEAD as GET, without the body."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        status, behind_gateway = 0, GATEWAY in dict(scope["headers"])
+        is_head, behind_gateway = scope["method"] == "HEAD", GATEWAY in dict(scope["headers"])
 
         async def noted(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                self._on_answer(scope["path"], status)
-                if status == 500 and behind_gateway:
+                self._on_answer(scope["path"], message["status"])
+                if message["status"] == 500 and behind_gateway:
                     message = {**message, "status": OWN_FAULT}
+            elif is_head:
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._with_origins({**scope, "method": "GET"} if is_head else scope, receive, noted)
+        return None
+
+    async def _guarded(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request if it may be; an error that the application doesn't catch is a 500 in OpenAI's form."""
+        has_begun = False
+
+        async def begun(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
             await send(message)
 
         try:
             self._admit(scope)
             body = await self._body(scope, receive)
-            await self._app(scope, _replayed(body, receive), noted)
+            await self._app(scope, _replayed(body, receive), begun)
         except RefusedError as error:
-            await _answer(noted, error.status, error_body(str(error), None, error.code), error.headers)
+            await _answer(send, error.status, error_body(str(error), None, error.code), error.headers)
         except Exception as error:
             LOG.exception("%s %s", scope["method"], scope["path"])
-            if not status:
-                await _answer(noted, 500, internal_error(error))
-        return None
+            if not has_begun:
+                await _answer(send, 500, internal_error(error))
 
     def _admit(self, scope: Message) -> None:
         headers = dict(scope["headers"])
         # A foreign page can point a host name of its own at this server, and then ask as if it came from here.
         host, is_open = headers.get(b"host", b"").decode("latin-1"), self._authenticator is None
         if self._limits.local and is_open and not is_own_name(host):
-            message = "ask by localhost or by an IP address: this server, which wants no token, has no other name"
+            message = f"ask by localhost or by an IP address; to answer by other names, {self._limits.other_names}"
             raise RefusedError(421, message, "unknown_host")
         if scope["path"] in OPEN:
             return

@@ -1,4 +1,4 @@
-"""Responses: PNGs, OpenAI's images response and its events. No Ray, no HTTP.
+"""Responses: image files, OpenAI's images response and its events. No Ray, no HTTP.
 
 Shapes: CHW image, S steps.
 """
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from ddm_ray.config import RunConfig, SamplingSettings
-from ddm_ray.pictures import png
+from ddm_ray.pictures.files import to_file
 from ddm_ray.pictures.images import to_pil, to_unit
 from ddm_ray.sampling.request import SampleResult
 from ddm_ray.serve.engine.segments import Sampled
@@ -20,11 +20,11 @@ from ddm_ray.serve.engine.versions import expert_name
 from ddm_ray.serve.http.generation import Generation
 
 
-def upscaled_png(image_CHW: Tensor, upscaling: int) -> bytes:
-    """PNG (grey or RGB) of an image in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
+def image_file(image_CHW: Tensor, upscaling: int, form: str = "png", quality: int = 100) -> bytes:
+    """File of an image (grey or RGB) in [-1, 1], clipped; each pixel becomes upscaling x upscaling ones."""
     (image,) = to_pil(to_unit(image_CHW[None]))
     image = image.resize((image.width * upscaling, image.height * upscaling), Image.Resampling.NEAREST)
-    return png.to_png(image)
+    return to_file(image, form, quality)
 
 
 def stretches(experts_S: list[int]) -> list[dict[str, int]]:
@@ -63,9 +63,11 @@ def images_response(generation: Generation, sampled: Sampled, model: str, create
     are. A single network has neither strategy nor experts.
     """
     request, result = generation.sample, sampled.result
-    encoded = [base64_png(image, generation.upscaling) for image in result.images_BCHW]
+    encoded = [base64_image(image_CHW, generation) for image_CHW in result.images_BCHW]
     return {
         "created": created,
+        **image_fields(result.images_BCHW[0], generation),
+        "usage": USAGE,
         "data": [{"b64_json": b64_json, "seed": seed} for b64_json, seed in zip(encoded, request.seeds, strict=True)],
         "model": model,
         "strategy": None if generation.alone else request.settings.strategy,
@@ -98,17 +100,24 @@ def degraded(sampled: Sampled) -> dict[str, Any]:
     return fields
 
 
-def stream_event(kind: str, image_CHW: Tensor, upscaling: int, created: int, **others: Any) -> bytes:
+def image_fields(image_CHW: Tensor, generation: Generation) -> dict[str, str]:
+    """OpenAI's fields on what an image is like. There is one quality."""
+    _, height, width = image_CHW.shape
+    return {
+        "size": f"{width * generation.upscaling}x{height * generation.upscaling}",
+        "quality": "high",
+        "background": "opaque",
+        "output_format": generation.form,
+    }
+
+
+def stream_event(kind: str, image_CHW: Tensor, generation: Generation, created: int, **others: Any) -> bytes:
     """One server-sent event of a stream, as OpenAI's: partial_image or completed."""
-    side = image_CHW.shape[-1] * upscaling
     fields = {
         "type": f"image_generation.{kind}",
-        "b64_json": base64_png(image_CHW, upscaling),
+        "b64_json": base64_image(image_CHW, generation),
         "created_at": created,
-        "size": f"{side}x{side}",
-        "quality": "auto",
-        "background": "opaque",
-        "output_format": "png",
+        **image_fields(image_CHW, generation),
         **others,
     }
     return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
@@ -119,9 +128,11 @@ USAGE = {
     "output_tokens": 0,
     "total_tokens": 0,
     "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+    "output_tokens_details": {"image_tokens": 0, "text_tokens": 0},
 }
-"""Counts of tokens, which a completed event of OpenAI's has to have."""
+"""Counts of tokens, which OpenAI's answers and completed events have."""
 
 
-def base64_png(image_CHW: Tensor, upscaling: int) -> str:
-    return base64.b64encode(upscaled_png(image_CHW, upscaling)).decode()
+def base64_image(image_CHW: Tensor, generation: Generation) -> str:
+    file = image_file(image_CHW, generation.upscaling, generation.form, generation.quality)
+    return base64.b64encode(file).decode()

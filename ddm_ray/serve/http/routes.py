@@ -25,11 +25,11 @@ from ddm_ray.serve.http.responses import (
     USAGE,
     degraded,
     expert_stretches,
+    image_file,
     images_response,
     model_entry,
     routing,
     stream_event,
-    upscaled_png,
 )
 from ddm_ray.serve.http.service import Service
 
@@ -70,7 +70,7 @@ def http_app(service: Service) -> FastAPI:
         if generation.stream:
             return await _stream(service, generation)
         sampled = await service.sample(generation)
-        if generation.png:
+        if generation.bare:
             return await _drawn(generation, _bare, generation, sampled)
         parts = generation, sampled, request.model or config.name, int(time.time())
         return JSONResponse(await _drawn(generation, images_response, *parts))
@@ -126,7 +126,7 @@ def _bare(generation: Generation, sampled: Sampled) -> Response:
         headers["X-Degraded"] = ",".join(degraded(sampled)["degraded"])
     if sampled.cut:
         headers["X-Truncated"] = "{} of {} tokens".format(*sampled.cut)
-    return Response(upscaled_png(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
+    return Response(image_file(result.images_BCHW[0], generation.upscaling), media_type="image/png", headers=headers)
 
 
 async def _stream(service: Service, generation: Generation) -> Response:
@@ -144,7 +144,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
             stream_event,
             "partial_image",
             foreseen.images_BCHW[0],
-            generation.upscaling,
+            generation,
             int(time.time()),
             partial_image_index=number,
             **routed(foreseen),
@@ -173,7 +173,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
                 stream_event,
                 "completed",
                 sampled.result.images_BCHW[0],
-                generation.upscaling,
+                generation,
                 int(time.time()),
                 seed=generation.sample.seeds[0],
                 experts=expert_stretches(generation, sampled)[0],

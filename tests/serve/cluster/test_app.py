@@ -28,6 +28,7 @@ from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.codec import from_arrays, to_arrays
 from ddm_ray.serve.cluster.server import last_error, serve_run
 from ddm_ray.serve.engine.versions import Versions
+from ddm_ray.serve.http.guard import Limits
 from tests.random_run import make_data, make_run
 from tests.serve.conftest import free_port, replica_of
 
@@ -141,6 +142,15 @@ def test_without_a_token_only_this_machine_is_let_in(tiny_run: Run, host: str, s
     if not served:
         with pytest.raises(ServeError, match=f"any client that reaches {host} could ask .*without a token"):
             serve_run(ServeArgs(run=tiny_run.url), free_port(), host)
+
+
+def test_all_pages_may_ask_only_with_a_token(tiny_run: Run) -> None:
+    args = ServeArgs(run=tiny_run.url, allow_origin=("http://localhost:3000/", "*"))
+    with pytest.raises(ServeError, match="any page in a browser could ask for images without a token"):
+        serve_run(args, free_port())
+    (ingress,) = unfold(build_app(args), name="ddm").deployments
+    (limits,) = (each for each in ingress.init_args if isinstance(each, Limits))
+    assert limits.origins == ("http://localhost:3000", "*")
 
 
 def call(run: Run, cluster: int, method: str, *arguments: Any, precision: Precision = "fp32") -> Any:

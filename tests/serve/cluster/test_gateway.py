@@ -34,10 +34,11 @@ pytestmark = [pytest.mark.skipif(HAPROXY is None, reason="HAProxy isn't installe
 class Proxy(ThreadingHTTPServer):
     """In place of Serve's proxy or a replica: answers each request by the next of `acts`, a status or None for its end.
 
-    With `ends` it ends itself there, and not the connection alone. While `held` is clear no request is answered.
+    With `ends` it ends itself there, and not the connection alone. While `held` is clear no request is answered. `kind`
+    of its answers: JSON, as our replicas'.
     """
 
-    daemon_threads = True
+    daemon_threads, kind = True, "application/json"
 
     def __init__(self, port: int, *acts: int | None, ends: bool = False):
         super().__init__(("127.0.0.1", port), _Handler)
@@ -75,6 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
+        self.send_header("Content-Type", self.server.kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -211,6 +213,19 @@ def test_it_leads_to_replicas_and_to_proxies_only_while_there_is_none(monkeypatc
         listen = []
         wait_for(lambda: asked(proxy), 30)
     assert own.pid is None
+
+
+def test_it_looks_for_nothing_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy's end wakes it: an idle gateway takes no time."""
+    monkeypatch.setattr(gateway, "FOLLOW_S", 3600.0)
+    proxy = Proxy(free_port())
+    with proxy, standing(proxy.server_port) as (own, port):
+        for _ in range(2):
+            before = own.pid
+            assert before is not None and ask(port)[0] == 200
+            os.kill(before, signal.SIGKILL)
+            wait_for(lambda before=before: own.pid not in (None, before), 30)
+        assert ask(port)[0] == 200
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -69,7 +69,7 @@ def test_the_start_names_its_steps(server: Server, tiny_run: Run) -> None:
 def test_the_client_of_openai_works_unchanged(server: Server) -> None:
     client = OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="any", max_retries=0)
     assert [model.id for model in client.models.list()] == ["tiny"] == [client.models.retrieve("tiny").id]
-    inert = {"quality": "auto", "background": "auto", "moderation": "auto", "output_format": "png", "size": "auto"}
+    inert = {"quality": "hd", "background": "auto", "moderation": "auto", "output_format": "png", "size": "auto"}
     own = {"seed": 4, "strategy": "top-2", "num_inference_steps": 5}
     made = client.images.generate(prompt="7", model="tiny", n=2, user="me", extra_body=own, **inert)
     assert len(made.data) == 2 and made.model_extra["strategy"] == "top-2"
@@ -92,7 +92,14 @@ def test_the_printed_curl_command_works(server: Server, tmp_path: Path) -> None:
     assert b'href="page/style.css"' in server.ask("GET", "/").body
     connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
     connection.request("GET", "/v1/models", headers={"Host": "evil.example"})  # a page's, whose name leads here
-    assert connection.getresponse().status == 421
+    refused = connection.getresponse()
+    assert refused.status == 421 and b"with --insecure, or name a file of tokens with --token-file" in refused.read()
+    asks = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    connection.request("OPTIONS", "/v1/images/generations", headers={"Host": "localhost", **asks})
+    refused = connection.getresponse()
+    assert refused.status == 403 and b"with --allow-origin ORIGIN" in refused.read()
+    for path in ("/healthz", "/v1/models"):
+        assert (server.ask("HEAD", path).status, server.ask("HEAD", path).body) == (200, b"")
 
 
 def test_the_client_writes_the_image(server: Server, pipeline: DDMPipeline, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_models
 from ddm_ray.serve.cluster.args import ServeArgs
-from ddm_ray.serve.http.responses import upscaled_png
+from ddm_ray.serve.http.responses import image_file
 from tests.serve.cluster.test_http import TOLERANCE, distance, wait_until
 from tests.serve.conftest import Answer, Server, command_line, descendants, pixels, served
 
@@ -191,4 +191,4 @@ def image_without(run: Run, strategy: str, away: str) -> np.ndarray:
     experts = [None if f"expert-{k:03d}" == away else models.experts[k] for k in range(models.info.num_experts)]
     settings = SamplingSettings(strategy=strategy, steps=25, solver="heun")
     result = driver.sample(SampleRequest((2,), torch.tensor([1]), settings), models.info, experts, models.router)
-    return pixels(upscaled_png(result.images_BCHW[0], 1))
+    return pixels(image_file(result.images_BCHW[0], 1))

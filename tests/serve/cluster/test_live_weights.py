@@ -18,7 +18,7 @@ from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.versions import Versions
-from ddm_ray.serve.http.responses import upscaled_png
+from ddm_ray.serve.http.responses import image_file
 from tests.serve.conftest import Answer, Server, milestone, pixels, served, unfinished
 
 pytestmark = pytest.mark.chaos
@@ -33,7 +33,7 @@ def images(run: Run) -> dict[str, np.ndarray]:
     router = None if version.router is None else networks.of(version.router)
     requests = {each: SampleRequest((2,), torch.tensor([1]), settings_of(each)) for each in STRATEGIES}
     results = {each: driver.sample(requests[each], mixture_info(run), experts, router) for each in STRATEGIES}
-    return {each: pixels(upscaled_png(result.images_BCHW[0], 1)) for each, result in results.items()}
+    return {each: pixels(image_file(result.images_BCHW[0], 1)) for each, result in results.items()}
 
 
 def settings_of(strategy: str) -> SamplingSettings:

@@ -13,7 +13,7 @@ from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.request import MixtureInfo, SampleResult
 from ddm_ray.serve.engine.segments import Sampled
 from ddm_ray.serve.http.generation import GenerationRequest, RequestError, resolve
-from ddm_ray.serve.http.responses import images_response, upscaled_png
+from ddm_ray.serve.http.responses import image_file, images_response
 from tests.random_run import TEXTS
 from tests.test_sampling_settings import VALUES
 
@@ -27,7 +27,7 @@ def test_defaults_are_the_runs_own() -> None:
     sample = generation.sample
     assert sample.seeds == (5, 6, 7) and sample.condition.tolist() == [7, 7, 7]
     assert sample.settings == DEFAULTS
-    assert (generation.upscaling, generation.png) == (1, False)
+    assert (generation.upscaling, generation.bare) == (1, False)
 
 
 def test_without_a_strategy_it_is_the_runs() -> None:
@@ -94,14 +94,14 @@ def test_a_text_needs_no_null_condition_unless_it_is_empty() -> None:
 
 def test_png_holds_the_image_upscaled_by_nearest_neighbours() -> None:
     image = torch.tensor([[[-1.0, 1.0], [0.0, 3.0]]])
-    pixels = np.asarray(Image.open(io.BytesIO(upscaled_png(image, 3))))
+    pixels = np.asarray(Image.open(io.BytesIO(image_file(image, 3))))
     assert pixels.shape == (6, 6) and pixels.dtype == np.uint8
     assert (pixels == np.kron([[0, 255], [128, 255]], np.ones((3, 3)))).all()
 
 
 def test_png_of_three_channels_is_rgb() -> None:
     image = torch.stack([torch.full((2, 2), value) for value in (-1.0, 0.2, 1.0)])
-    assert Image.open(io.BytesIO(upscaled_png(image, 1))).getpixel((0, 0)) == (0, 153, 255)
+    assert Image.open(io.BytesIO(image_file(image, 1))).getpixel((0, 0)) == (0, 153, 255)
 
 
 def test_answer_pairs_images_with_seeds_and_experts() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.routing import Route
 
 from ddm_ray.serve.http.authentication.bearer import TOKENS, BearerTokens
 from ddm_ray.serve.http.guard import GATEWAY, OWN_FAULT, Guard, Limits
@@ -157,7 +158,23 @@ def test_by_a_name_of_somebody_elses_nobody_asks(served: Served, host: str, stat
         assert answer.status_code == status
         if status == 421:
             assert error_of(answer)["code"] == "unknown_host" and "x" * 61 not in answer.text
+            assert all(setting in error_of(answer)["message"] for setting in ("token_file", "local"))
     assert served.ask("GET", "/v1/models", Guard(served.app), headers={"host": "evil.example"}).status_code == 200
+
+
+def test_head_is_answered_as_get(served: Served, token_file: str) -> None:
+    """On every route, also where GET is refused, and behind tokens."""
+    open_to_all, guarded = Guard(served.app), Guard(served.app, BearerTokens.read(token_file))
+    paths = {route.path for route in served.app.routes if isinstance(route, Route)}  # FastAPI's own, too
+    assert {"/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/v1/models", GENERATIONS} <= paths
+    for path in (*paths, "/v1/models/tiny", "/v1/models/another", "/nowhere"):
+        for guard in (open_to_all, guarded):
+            get, head = (served.ask(method, path, guard) for method in ("GET", "HEAD"))
+            assert (head.status_code, head.content) == (get.status_code, b"")
+            same = [name for name in get.headers if path != "/metrics" or name != "content-length"]
+            assert [head.headers[name] for name in same] == [get.headers[name] for name in same]
+    assert served.ask("HEAD", "/v1/models", open_to_all).status_code == 200
+    assert served.ask("HEAD", "/v1/models", guarded).status_code == 401
 
 
 def test_an_error_that_nobody_caught_is_in_openais_form(served: Served) -> None:

@@ -111,18 +111,6 @@ def test_images_are_the_pipelines(served: Served, tiny_run: Run) -> None:
     assert "degraded" not in answer.json()
 
 
-def test_fields_of_openai_that_change_nothing_are_taken(served: Served) -> None:
-    inert = {
-        "quality": "auto", "style": "vivid", "background": "auto", "moderation": "auto", "output_format": "png",
-        "output_compression": 100, "size": "auto", "stream": False, "partial_images": 0, "user": "somebody",
-        "response_format": None, "n": None,
-    }  # fmt: skip
-    assert (
-        served.generate(prompt="7", seed=1, **inert).json()["data"]
-        == served.generate(prompt="7", seed=1).json()["data"]
-    )
-
-
 def test_a_label_may_come_with_an_empty_prompt(served: Served) -> None:
     by_label = served.generate(prompt="", class_label=3, seed=1).json()["data"]
     assert by_label == served.generate(prompt="3", seed=1).json()["data"]
