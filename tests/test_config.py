@@ -108,6 +108,7 @@ def test_a_setting_may_name_a_part_that_the_recipe_leaves_out(tmp_path: Path) ->
             ["data.latents={autoencoder: none, scale: 1}", "data.crop_margin=4"],
             "data: crop_margin is 4: latents are of one crop, the middle; leave it out",
         ),
+        (["embedder.dim=65"], "embedder.dim is 65, and an image has 64 values: set it to 64 or less"),
         (["a=1", "b=2", "sample.steps=x"], "a: unknown key; b: unknown key"),
         (['"a\\nb"=1'], "unknown key"),
     ],

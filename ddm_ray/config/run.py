@@ -1,5 +1,6 @@
 """RunConfig, the whole of a configuration, and its mistakes told in one line."""
 
+import math
 import re
 from typing import Any, Literal, Self
 
@@ -140,6 +141,13 @@ class RunConfig(StrictModel):
     def _clip_has_texts(self) -> Self:
         if self.evaluate.clip is not None and self.data.text is None:
             raise ValueError("evaluate.clip compares images with texts, and data.text is none: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _pixels_have_components(self) -> Self:
+        values, dim = math.prod(self.data.pixel_shape), self.embedder.dim
+        if self.embedder.kind == "pixels" and not self.partition.given and dim > values:
+            raise ValueError(f"embedder.dim is {dim}, and an image has {values} values: set it to {values} or less")
         return self
 
     @model_validator(mode="after")
