@@ -27,6 +27,12 @@ def usable_cores() -> int:
     return max(1, min([cores, *map(int, quotas)]))
 
 
+def busy_words() -> str:
+    """Words on this machine's load if it has three processes or more for each core; empty otherwise."""
+    cores, load = usable_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return f"; this machine is busy (load {load:.0f}, cores {cores})" if load >= 3 * cores else ""
+
+
 def threads_for(cpus: float) -> int:
     """Number of threads for a process with so many CPUs: whole cores of this machine, at least 1.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from ddm_ray.cores import usable_cores
+from ddm_ray.cores import busy_words, usable_cores
 from ddm_ray.environment import prepare_ray, variables
 from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
 from ddm_ray.plain_text import from_utf8, stripped
@@ -222,7 +222,7 @@ def _start(folder: str, scratch: str | None) -> None:
         except Exception as error:
             ray.shutdown()
             if pause is None:
-                tries, fix = len(AGAIN_SECONDS) + 1, "try again when this machine is less busy"
+                tries, fix = len(AGAIN_SECONDS) + 1, f"try again when this machine is less busy{busy_words()}"
                 raise RayAway(f"a private Ray doesn't start, {tries} times: {one_line(error, 200)}", fix) from None
             time.sleep(pause)
 

@@ -82,3 +82,10 @@ def test_jobs_and_their_workers_share_the_cores(workers: int, jobs: int, cores: 
     """None asks for more than there is for as many as run at once."""
     given = TrainPlacement(workers=Workers(min=1, max=workers), resources_per_worker={"CPU": 1.0, "memory": 4e9})
     assert sharing(given, jobs, cores).resources_per_worker == {"CPU": expected, "memory": 4e9}
+
+
+@pytest.mark.parametrize(("load", "words"), [(5.9, ""), (42.2, "; this machine is busy (load 42, cores 2)")])
+def test_a_load_is_named_where_it_explains_a_wait(monkeypatch: pytest.MonkeyPatch, load: float, words: str) -> None:
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 1.0, 1.0))
+    assert cores.busy_words() == words

@@ -6,6 +6,7 @@ from typing import Any
 import ray
 from ray.util import placement_group_table
 
+from ddm_ray.cores import busy_words
 from ddm_ray.errors import RayAway, RayError
 from ddm_ray.placement import PREDEFINED, TrainPlacement
 
@@ -22,7 +23,7 @@ def has_room(placement: TrainPlacement, running: Sequence[TrainPlacement], resou
 def room(placement: TrainPlacement) -> str:
     """Words on the resources that are asked for, and those that are free now."""
     if is_free(placement):
-        return "there is room for it, and Ray is still starting it"
+        return f"there is room for it, and Ray is still starting it{busy_words()}"
     asked, free = placement.asked, ray.available_resources()
     return f"it asks for {placement.workers.min} x ({amounts(asked)}), free are {amounts(free, asked)}"
 
