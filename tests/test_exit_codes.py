@@ -59,3 +59,11 @@ def test_train_is_to_be_tried_again_while_storage_is_away() -> None:
     done = ddm("train", "s3://lab/run", "expert", "0", timeout=60, AWS_SECRET_ACCESS_KEY="b", **away)
     assert done.returncode == 75, done.stderr
     assert done.stderr.endswith("(exit code 75: the same command may work later)\n") and "Traceback" not in done.stderr
+
+
+@pytest.mark.contract
+def test_a_python_without_docstrings_is_refused() -> None:
+    """As PYTHONOPTIMIZE=2 makes it: Ray Data fails as it is imported."""
+    done = ddm("recipes", PYTHONOPTIMIZE="2")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: Ray can't be loaded without docstrings; leave out -OO" in done.stderr

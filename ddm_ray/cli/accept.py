@@ -34,8 +34,6 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
     from ddm_ray.jobs.describe import describe
     from ddm_ray.jobs.status import status, survey
     from ddm_ray.run.run import Run
-    from ddm_ray.sampling.acceptance import accept_made as accept_artifact
-    from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
     if run.config.acceptance == "at_once":
@@ -46,6 +44,9 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
     chosen = [each.artifact for each in statuses if each.unaccepted]
     if model is not None:
         chosen = [_named(run, model, index)]
+    from ddm_ray.sampling.acceptance import accept_made as accept_artifact
+    from ddm_ray.watch.live_view import LiveView
+
     refused = [each.error.text(phrase) for each in statuses if each.error and run.by_hand(each.artifact)]
     accepted = []
     with LiveView(run.url, [*map(str, chosen)], phrase=phrase) as view:

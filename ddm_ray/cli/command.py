@@ -210,6 +210,8 @@ def main() -> None:
       ddm sample runs/digits --class 3 -o three.png   sample images from the mixture
       ddm serve runs/digits                           serve it over HTTP
     """
+    if sys.flags.optimize > 1:
+        raise ConfigError("Ray can't be loaded without docstrings; leave out -OO, or set PYTHONOPTIMIZE to 1 at most")
     quiet_pillow()
     prepare_ray()
 

@@ -68,17 +68,10 @@ def work(
       ddm work s3://bucket/run7 --islands islands.yaml --island room-2
       ddm work s3://bucket/run7 --island hospital-2 --only expert:2
     """
-    from ddm_ray.islands.run_view import RunObserver, work_of
-    from ddm_ray.islands.work import IslandWorker
-    from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, last_speed
     from ddm_ray.jobs.stops import island_prefix
     from ddm_ray.placement import Island, load_island
-    from ddm_ray.ray_session import keep_logs, losses_of_ray, ray_session, require_ray
     from ddm_ray.run.run import Run
     from ddm_ray.submitted import submitted_job
-    from ddm_ray.train.ray.driver import start_fork_server
-    from ddm_ray.train.ray.train_all import train_all
-    from ddm_ray.watch.live_view import LiveView
 
     run = Run.open(run_url)
     if islands and placement:
@@ -91,6 +84,13 @@ def work(
     trained = chosen or list(wanted_of(run.config, extras))
     island_prefix(site.name)
     job = submitted_job() or ""
+    from ddm_ray.islands.run_view import RunObserver, work_of
+    from ddm_ray.islands.work import IslandWorker
+    from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, last_speed
+    from ddm_ray.ray_session import keep_logs, losses_of_ray, ray_session, require_ray
+    from ddm_ray.train.ray.driver import start_fork_server
+    from ddm_ray.train.ray.train_all import train_all
+    from ddm_ray.watch.live_view import LiveView
 
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
     with (
