@@ -304,9 +304,10 @@ def _gauges(run_url: str, host: str, port: int | None) -> Callable[[list[Any]], 
     """A callback that updates Prometheus gauges, if a port is given."""
     if port is None:
         return lambda survey: None
+    from ddm_ray.serve.cluster.addresses import url_at
     from ddm_ray.watch.gauges import Gauges, serve_gauges
 
     gauges = Gauges(run_url)
     serve_gauges(gauges, host, port)
-    say(f"gauges at http://{host}:{port}/metrics", err=True)
+    say(f"gauges at {url_at(host, port)}/metrics", err=True)
     return gauges.update

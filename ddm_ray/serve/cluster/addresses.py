@@ -18,6 +18,11 @@ def format_address(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def url_at(host: str, port: int) -> str:
+    """The URL of a server on this machine; a host that stands for all addresses is none."""
+    return f"http://{format_address(('localhost' if host in ('0.0.0.0', '::') else host, port))}"
+
+
 def loopback_of(host: str) -> str:
     """The loopback address for a bind address: 127.0.0.1 for 0.0.0.0."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -15,7 +15,7 @@ from ddm_ray.errors import ServeError
 from ddm_ray.ray_session import cluster_gpus, on_head, ray_session
 from ddm_ray.remedies import Fix, Give
 from ddm_ray.run.run import Run
-from ddm_ray.serve.cluster.addresses import is_loopback, listen_on
+from ddm_ray.serve.cluster.addresses import is_loopback, listen_on, url_at
 from ddm_ray.serve.cluster.app import application, on_its_device, require_servable
 from ddm_ray.serve.cluster.args import EVERY, ServeArgs
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
@@ -117,7 +117,7 @@ def _serve_until_stopped(
             print(
                 "without a gateway (HAProxy, on the head's machine): a process that dies loses its requests", flush=True
             )
-        on_progress(1.0, f"ready at {_url(host, port)}")
+        on_progress(1.0, f"ready at {url_at(host, port)}")
         print(_greeting(args, version, host, port), flush=True)
         wait()
         if before_proxy is not None:
@@ -141,16 +141,11 @@ def last_error(message: str) -> str:
     return last.partition(": ")[2] if ours else last
 
 
-def _url(host: str, port: int) -> str:
-    """The server's address on this machine; a host that stands for all addresses is none."""
-    return f"http://{'localhost' if host in ('0.0.0.0', '::') else host}:{port}"
-
-
 def _greeting(args: ServeArgs, version: Version, host: str, port: int) -> str:
     data = Run.open(args.run).named.data
     prompt, side = (data.class_names or ("a red bird",))[-1], data.pixel_shape[-1]
     side *= max(1, 256 // side)
-    url = _url(host, port)
+    url = url_at(host, port)
     authenticator = args.authenticator()
     token = "" if authenticator is None else f" -H '{authenticator.header}'"
     fields = {"prompt": prompt, "size": f"{side}x{side}", "response_format": "png"}
