@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -57,12 +58,21 @@ def test_nothing_is_tried_after_sigterm(machine: Machine) -> None:
 # Slurm.
 
 
-def island_of_slurm(machine: Machine, ends: str = "0", job: int = 4242) -> "subprocess.Popen[bytes]":
+def island_of_slurm(machine: Machine, ends: str = "0", job: int = 4242, **more: str) -> "subprocess.Popen[bytes]":
     ((_, script, *words),) = words_of("".join(blocks("Slurm")), "sbatch")
     assert ROOT / script == SBATCH
     variables = {"JOB_ID": str(job), "JOB_NODELIST": "first,second", "JOB_NUM_NODES": DIRECTIVES["nodes"]}
-    variables["CPUS_PER_TASK"] = DIRECTIVES["cpus-per-task"]
+    variables |= {"CPUS_PER_TASK": DIRECTIVES["cpus-per-task"], **more}
     return machine.start(script, *words, ends=ends, **{f"SLURM_{name}": value for name, value in variables.items()})
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(360, 1), (900, 0)])
+def test_a_slurm_job_shorter_than_its_warning_is_refused(machine: Machine, seconds: int, status: int) -> None:
+    job = island_of_slurm(machine, JOB_END_TIME=str(int(time.time()) + seconds))
+    assert job.wait(120) == status
+    assert bool(machine.calls("ddm")) == (status == 0)
+    told = (machine.folder / "errors").read_text()
+    assert ("give it --time=15 or more" in told) == (status == 1)
 
 
 def test_slurm_starts_ray_on_all_machines_and_works(machine: Machine) -> None:

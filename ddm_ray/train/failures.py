@@ -1,5 +1,6 @@
 """Errors that end an attempt: which mean too little memory or a lost worker, and the note that an attempt leaves."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from ddm_ray.spelling import one_line
 
 NO_MEMORY = (
     "can't allocate memory",
+    "can't start new thread",  # Python's, where threads are limited, or memory for their stacks
     *(f"{source}: out of memory" for source in ("CUDA error", "CUDA driver error", "[CUDA]")),
 )
 """Words of errors that have no class of their own."""
@@ -22,9 +24,11 @@ NO_MEMORY = (
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an allocation failed: torch's own error on a GPU, a RuntimeError of a CPU's allocator, or of a driver.
 
-    A compiler that ran out of memory wraps the error; it counts too.
+    So does one of a thread or a process. A compiler that ran out of memory wraps the error; it counts too.
     """
     error = getattr(error, "inner_exception", error)
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOMEM, errno.EAGAIN) and error.filename is None
     by_words = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
     return by_words or isinstance(error, torch.OutOfMemoryError | MemoryError)
 

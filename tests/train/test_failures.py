@@ -1,5 +1,8 @@
 """What the note of an attempt says of the error that ended it."""
 
+import errno
+import os
+
 import pytest
 import torch
 
@@ -44,12 +47,21 @@ def test_one_row_that_does_not_fit_may_fit_in_more_workers() -> None:
 
 
 def test_errors_of_memory_and_of_other_ranks_are_known() -> None:
-    texts = ("can't allocate memory", "CUDA driver error: out of memory", "Triton Error [CUDA]: out of memory")
+    texts = (
+        "can't start new thread",
+        "can't allocate memory",
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+    )
     of_memory = (torch.OutOfMemoryError("x"), MemoryError(), *map(RuntimeError, texts))
     of_memory += (torch.AcceleratorError("CUDA error: out of memory"),)
+    of_memory += tuple(OSError(number, os.strerror(number)) for number in (errno.EAGAIN, errno.ENOMEM))
     of_a_rank = RuntimeError("gloo/transport")
     assert all(map(is_out_of_memory, of_memory)) and not any(map(is_lost_worker, of_memory))
     assert is_lost_worker(of_a_rank) and not is_out_of_memory(of_a_rank)
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "no space")) and not is_out_of_memory(
+        BlockingIOError(11, "x", "f")
+    )
 
 
 def test_memory_that_runs_out_is_blamed_on_the_micro_batch() -> None:
