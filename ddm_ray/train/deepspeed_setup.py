@@ -13,6 +13,9 @@ import torch
 
 from ddm_ray.ray_internals import COMPILE, MUON
 
+LAUNCHERS = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL", "PMI_", "PMIX_", "CROSS_")
+"""Beginnings of names of variables by which launchers tell a process its rank; torchrun's are set for each world."""
+
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
@@ -28,12 +31,19 @@ def _without_stderr() -> Iterator[None]:
         os.close(null)
 
 
+def forget_launchers() -> None:
+    """Remove what `mpirun` and its like have left in the environment: DeepSpeed would take it for this world's."""
+    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+        del os.environ[name]
+
+
 @cache
 def load_deepspeed() -> Any:
     """Import and return DeepSpeed, without two of its compilations that aren't used here.
 
     Entry points of training call it first, since the import takes seconds.
     """
+    forget_launchers()
     if not torch.cuda.is_available():
         # DeepSpeed chooses its device while it is imported.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -3,6 +3,7 @@
 import copy
 import gc
 import math
+import os
 import re
 import subprocess
 import sys
@@ -303,3 +304,34 @@ def test_no_compiler_is_loaded_for_an_optimizer_that_is_not_ours() -> None:
     """It would take seconds of every start."""
     done = subprocess.run([sys.executable, "-c", NO_COMPILER], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "['deepspeed.runtime.zero.muon.original_muon']"
+
+
+LAUNCHED = """
+import torch
+from ddm_ray.config import TrainConfig
+from ddm_ray.placement import TrainPlacement
+from ddm_ray.train import local
+from ddm_ray.train.engine import Engine
+with local.world():
+    engine = Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, global_batch=1), TrainPlacement())
+    engine.backward(engine.model(torch.ones(1, 2)).sum())
+    engine.step(0.1)
+print("trained")
+"""
+
+
+def test_what_another_launcher_left_is_not_taken_for_this_world() -> None:
+    """As where `ddm train` is called below mpirun or torchrun, or Ray was started there."""
+    left = {
+        "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "PMI_RANK": "3",
+    }
+    left |= {"MV2_COMM_WORLD_LOCAL_RANK": "3", "CROSS_RANK": "3", "CROSS_SIZE": "8", "LOCAL_SIZE": "4"}
+    left |= {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+    environment = {**os.environ, **left}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHED], capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
+    assert done.stdout.splitlines()[-1:] == ["trained"], done.stderr[-2000:]
