@@ -3,15 +3,25 @@
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddm_ray.cli.signals import Ended, first_signal_noted, signals_end_it
-from tests.conftest import BIN, wait_for
+from tests.conftest import BIN, heed_ctrl_c, wait_for
 from tests.random_run import make_data
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """These signals as a shell's foreground leaves them, also where nohup or a background job ignores them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
@@ -53,7 +63,7 @@ def test_a_command_says_that_it_ends_and_has_the_signals_code(tmp_path: Path, nu
             [str(BIN / "ddm"), "watch", run.url],
             stdout=sink,
             stderr=sink,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=heed_ctrl_c,
         )
     try:
         wait_for(lambda: "rows" in log.read_text(), 60, log.read_text)

@@ -105,7 +105,7 @@ def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_refused(remote: Ru
     (artifact,) = (name for name in SHARDS if remote.require(name).digest == copy.parent.name)
     remote.store.write(f"{artifact}/{copy.name}", damage(copy.read_bytes()))
     copy.unlink()
-    with pytest.raises(CorruptArtifact, match=f"{artifact}/{copy.name}: .*its manifest.*; delete"):
+    with pytest.raises(CorruptArtifact, match=f"{artifact}/{copy.name}: .*its manifest.*; mend"):
         Loader(remote, SHARDS, 0, 50, cache=str(tmp_path))
     assert not copy.exists()
     remote.store.delete_one(f"{artifact}/{copy.name}")

@@ -180,7 +180,7 @@ def test_a_missing_or_damaged_shard_is_refused(run: Run, tmp_path: Path) -> None
     load_rows(copied, [shard(0)])
     Loader(copied, [shard(0)], 0, 4).close()
     for read in (lambda: load_rows(copied, SHARDS), lambda: Loader(copied, SHARDS, 0, 4)):
-        with pytest.raises(CorruptArtifact, match=r"cluster=001/train-00001\.parquet: .*checksum.*; delete"):
+        with pytest.raises(CorruptArtifact, match=r"cluster=001/train-00001\.parquet: .*checksum.*; mend"):
             read()
     (tmp_path / "run" / shard(1) / "train-00001.parquet").unlink()
     with pytest.raises(CorruptArtifact, match=r"cluster=001/train-00001\.parquet: gone"):
