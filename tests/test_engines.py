@@ -71,8 +71,8 @@ def test_a_slurm_job_shorter_than_its_warning_is_refused(machine: Machine, secon
     job = island_of_slurm(machine, JOB_END_TIME=str(int(time.time()) + seconds))
     assert job.wait(120) == status
     assert bool(machine.calls("ddm")) == (status == 0)
-    told = (machine.folder / "errors").read_text()
-    assert ("give it --time=15 or more" in told) == (status == 1)
+    errors = (machine.folder / "errors").read_text()
+    assert ("give it --time=15 or more" in errors) == (status == 1)
 
 
 def test_slurm_starts_ray_on_all_machines_and_works(machine: Machine) -> None:

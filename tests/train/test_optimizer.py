@@ -113,9 +113,10 @@ def test_the_update_is_one_kernel() -> None:
 
     def updated(function: Callable[..., None], value: Tensor, gradient: Tensor, *others: Tensor) -> None:
         mean, square, ema = others
-        function(value, gradient, (mean, square), ema, torch.tensor(0.5), torch.tensor(True), scalars)
+        weight = torch.tensor(0.01)
+        function(value, gradient, (mean, square), ema, torch.tensor(0.5), torch.tensor(True), weight, scalars)
 
-    step_and_ema = partial(update, AdamW.updated, (0.9, 0.95), 0.99)
+    step_and_ema = partial(update, AdamW.updated, (0.9, 0.95))
     updated(step_and_ema, *expected)
     metrics.reset()
     with torch.no_grad():
