@@ -228,7 +228,7 @@ def _start(folder: str, scratch: str | None) -> None:
 
 
 def _init(**options: Any) -> None:
-    """`ray.init` that leaves SIGTERM to whom it was: Ray's handler would end this process at once."""
+    """`ray.init` that puts the handler of SIGTERM back: Ray's own would end this process at once."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**options)

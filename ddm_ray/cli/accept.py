@@ -44,6 +44,7 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
     chosen = [each.artifact for each in statuses if each.unaccepted]
     if model is not None:
         chosen = [_named(run, model, index)]
+    # These import torch, which takes seconds: after all checks of arguments.
     from ddm_ray.sampling.acceptance import accept_made as accept_artifact
     from ddm_ray.watch.live_view import LiveView
 

@@ -42,13 +42,13 @@ def saving_first(run: Any, artifacts: Sequence[Artifact], watch: Watch) -> Itera
             raise
 
 
-def require_no_rivals(run: Any, artifacts: Sequence[Artifact], take_over: bool) -> None:
+def require_no_other(run: Any, artifacts: Sequence[Artifact], take_over: bool) -> None:
     """Raise InTraining if another command trains one of these artifacts. `take_over`: let it save its state and end."""
     from ddm_ray.islands.takeover import TakeOver
-    from ddm_ray.jobs.rivals import rivals
+    from ddm_ray.jobs.living_launches import living_launches
 
     with waiting("looking for other commands that train this"):
-        living = rivals(run.store, artifacts)
+        living = living_launches(run.store, artifacts)
     if living and not take_over:
         names = some([f"{each.artifact} ({each.place})" for each in living])
         fix = Give("take-over", "wait for it, or let it save its state and end, and go on from there")
@@ -87,4 +87,4 @@ def _saved(run: Any, artifacts: Sequence[Artifact]) -> str:
     none = [artifact for artifact, step in left.items() if not step]
     saved = f"saved are {', '.join(steps)}" if steps else ""
     begins = f"nothing is saved of {some(none)}" if none else ""
-    return f"asked to end; {'; '.join(filter(None, (saved, begins)))}; the same command goes on from there"
+    return f"asked to end; {'; '.join(filter(None, (saved, begins)))}; the same command goes on"

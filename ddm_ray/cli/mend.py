@@ -6,10 +6,10 @@ from ddm_ray.cli.command import main, say, say_checked
 from ddm_ray.cli.fixes import command, ddm_line, phrase
 from ddm_ray.errors import DDMError
 from ddm_ray.jobs.examination import Finding, errors_of, examine
+from ddm_ray.jobs.living_launches import living_launches
 from ddm_ray.jobs.mending import Mending, delete_records, drop_if_different, mending, needed_by
-from ddm_ray.jobs.status import Status
 from ddm_ray.remedies import Resume
-from ddm_ray.run.graph import KINDS, Artifact
+from ddm_ray.run.graph import KINDS, Artifact, trained_of
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
 from ddm_ray.spelling import duration, shell_line
@@ -66,7 +66,8 @@ def _remedy(run: Run, mended: Mending) -> str:
 
 def _mend(run: Run, damaged: list[Mending], deep: bool) -> int:
     """Mend, and print what was done and what is left. Return the number of artifacts that are sound now."""
-    alive, order, made = _alive(run), list(KINDS), dict[str, Artifact]()
+    alive = [each.artifact for each in living_launches(run.store, trained_of(run.config))]
+    order, made = list(KINDS), dict[str, Artifact]()
     for mended in sorted(damaged, key=lambda each: order.index(each.make.kind)):
         artifact, line = mended.finding.artifact, command(run.url, mended.make)
         if user := needed_by(run, artifact, alive):
@@ -100,14 +101,3 @@ def _restored(run: Run, mended: Mending) -> bool:
     if mended.finding.names == (NAME,):
         return restore_manifest(run, mended.finding.artifact)
     return mended.rewrites and restore_files(run, mended.finding.artifact, mended.finding.names)
-
-
-def _alive(run: Run) -> list[Artifact]:
-    """The artifacts that are being trained, as far as their heartbeats show."""
-    from ddm_ray.jobs.observer import survey_once
-
-    def lives(status: Status) -> bool:
-        job = status.job
-        return job is not None and (job.lives is True if status.state == "waiting" else not status.may_be_dead)
-
-    return [each.artifact for each in survey_once(run) if each.state in ("begun", "waiting") and lives(each)]

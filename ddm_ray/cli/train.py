@@ -24,7 +24,7 @@ from ddm_ray.cli.command import (
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import by, next_of, phrase
-from ddm_ray.cli.leaving import require_no_rivals, saving_first
+from ddm_ray.cli.leaving import require_no_other, saving_first
 from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.run.graph import Artifact, wanted_of
 from ddm_ray.spelling import some
@@ -111,7 +111,7 @@ def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, ask
         # What is refused here isn't a launch that failed.
         for input_artifact in run.inputs(artifact):
             run.require(input_artifact)
-        require_no_rivals(run, [artifact], take_over)
+        require_no_other(run, [artifact], take_over)
         with LiveView(run.url, [artifact], phrase=by("this command")) as view:
             view.show(artifact, 0.0, "starting")
             # Noted first, so that other machines see why a launch ended here.
@@ -166,7 +166,7 @@ def _train_all(
     _tell(run, [artifact for artifact in artifacts if artifact not in left], "finished already, ")
     _require_some(run, left)
     if left:
-        require_no_rivals(run, left, take_over)
+        require_no_other(run, left, take_over)
         _train_several(run, left, artifacts, site, address, asked)
     if following := next_of(run, run_url):
         say(f"next: {following}")

@@ -84,6 +84,7 @@ def work(
     trained = chosen or list(wanted_of(run.config, extras))
     island_prefix(site.name)
     job = submitted_job() or ""
+    # These import torch, which takes seconds: after all checks of arguments.
     from ddm_ray.islands.run_view import RunObserver, work_of
     from ddm_ray.islands.work import IslandWorker
     from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, last_speed

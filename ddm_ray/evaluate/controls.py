@@ -31,7 +31,7 @@ def marked(metrics: dict[str, Any]) -> list[Column]:
     return [replace(each, unsure=models) if each.key in blind else each for each in columns()]
 
 
-def warnings(metrics: dict[str, Any]) -> list[str]:
+def cautions(metrics: dict[str, Any]) -> list[str]:
     """Words on models that are like controls, the gravest first, and on measures that don't tell controls from rows."""
     real = {row["model"]: row for row in metrics["real"]}
     heldout, lines, shares = held_out(metrics), list[str](), dict[str, float]()

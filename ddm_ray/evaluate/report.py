@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddm_ray.evaluate.apart import apart_in_words
-from ddm_ray.evaluate.controls import MOSAICS, held_out, marked, warnings
+from ddm_ray.evaluate.controls import MOSAICS, cautions, held_out, marked
 from ddm_ray.evaluate.metrics import COSTS, COSTS_NOTE, Column, measured, notes
 from ddm_ray.evaluate.router_page import router_page
 from ddm_ray.pictures.figure import curve_charts, figure_png, line_chart
@@ -66,7 +66,7 @@ def findings(metrics: dict[str, Any]) -> list[str]:
     best = min(metrics["models"], key=_distance)
     denses = {row["model"]: row for row in metrics["models"] if row["model"] in EXTRAS}
     rivals = [row for row in metrics["models"] if row["model"] not in EXTRAS]
-    lines = [*warnings(metrics), f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
+    lines = [*cautions(metrics), f"Lowest Fréchet distance: {best['model']} ({best['frechet']:.3g})."]
     if rivals and (monolith := denses.get("monolith")):
         rival = min(rivals, key=_distance)
         lines.append(_compared(metrics, f"The mixture's best strategy, {rival['model']},", rival, monolith))

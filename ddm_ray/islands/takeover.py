@@ -1,4 +1,4 @@
-"""A take-over: who takes a job asks earlier launches to end, and waits for the living attempt."""
+"""A take-over of a job: earlier launches are asked to end, and the living attempt is waited for."""
 
 import re
 import time

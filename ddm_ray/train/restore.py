@@ -49,7 +49,7 @@ def restore_files(run: Run, artifact: Artifact, names: Collection[str]) -> bool:
 def restore_manifest(run: Run, artifact: Artifact) -> bool:
     """Commit a job again by the weights that it published after its last step: its manifest can't be read.
 
-    Returns False if no such weights are sound. Versions are those of now; without a state, the time is a guess.
+    Returns False if no such weights are sound. Versions are those of now, and without a state the time is 0.
     """
     job = train_job(run, artifact)
     for attempt, published in _published(run, artifact, job.train.steps):
@@ -59,7 +59,7 @@ def restore_manifest(run: Run, artifact: Artifact) -> bool:
                 continue
             curve = read_curve(read_verified(run.store, f"{folder}/{CURVE}", published.files[CURVE]))
             times = [StateInfo.of(each.manifest).seconds for each in sound_states(run, artifact)]
-            last = TrainProgress(job.train.steps, max(times, default=_seconds(attempt, job.train.steps)), curve)
+            last = TrainProgress(job.train.steps, max(times, default=0.0), curve)
             run.store.delete_one(f"{artifact}/{NAME}")
             commit_job(run, attempt, job, published.identity, published, last)
             return True
@@ -75,9 +75,3 @@ def _published(run: Run, artifact: Artifact, step: int) -> Iterator[tuple[Attemp
                 manifest = read_manifest(run.store, attempt.weights_prefix(step))
                 if not run.drift(artifact, manifest.identity):
                     yield attempt, manifest
-
-
-def _seconds(attempt: Attempt, steps: int) -> float:
-    """The time of so many steps at the speed that the attempt's last heartbeat says; 0 if it says none."""
-    speed = attempt.last_beat().get("steps_per_second")
-    return steps / speed if isinstance(speed, float) and speed > 0 else 0.0

@@ -64,8 +64,6 @@ _Refusals = dict[int, tuple[str, str | None]]
 _ERRORS: _Refusals = {
     400: ("this is no HTTP request", "bad_request"),
     408: (f"the request wasn't here within {LIMITS.body_seconds:g} s", "request_timeout"),
-    431: ("the headers are too large", "too_large"),
-    500: ("an error of the server, not of the request", "internal_error"),
     502: ("the server's answer broke off", "internal_error"),
     503: ("the server can't be reached", "unavailable"),
     504: ("the server doesn't answer", "unavailable"),
@@ -77,7 +75,9 @@ _BEHIND: _Refusals = _ERRORS | {
     405: ("this path doesn't take this method", None),
     408: ("the answer wasn't there in time", "deadline_exceeded"),
     413: ("the body is too large", "too_large"),
-    429: ("more is asked for than can be answered", "overloaded"),
+    429: ("the server has too many requests", "overloaded"),
+    431: ("the headers are too large", "too_large"),
+    500: ("an error of the server, not of the request", "internal_error"),
 }
 """Refusals of Serve, and of the server that it runs in: their own words are text, and may name machines."""
 
@@ -113,7 +113,7 @@ def haproxy_configuration(fd: int, proxies: Sequence[Address], replicas: Sequenc
         retries=RETRIES,
         gateway=GATEWAY.decode(),
         own_fault=OWN_FAULT,
-        errors="\n".join(f"    http-error status {each} {_answer(each)}" for each in _ERRORS if each != 431),
+        errors="\n".join(f"    http-error status {each} {_answer(each)}" for each in _ERRORS),
         others="\n".join(
             f"    http-response return status {each} {_answer(each, _BEHIND)} {_text(each)}" for each in _BEHIND
         ),

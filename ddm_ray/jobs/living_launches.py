@@ -1,4 +1,4 @@
-"""Rivals: launches of other commands that train an artifact now."""
+"""Living launches: the commands that train an artifact now."""
 
 import os
 import time
@@ -19,7 +19,7 @@ LOOK_SECONDS, LEAST_SECONDS = 0.5, 3.0
 
 
 @dataclass(frozen=True)
-class Rival:
+class LivingLaunch:
     """A launch that trains `artifact`, its `place` in words, and its newest `attempt`, or None before the first one."""
 
     artifact: Artifact
@@ -27,34 +27,37 @@ class Rival:
     attempt: Attempt | None
 
 
-def rivals(
+def living_launches(
     store: Store,
     artifacts: Iterable[Artifact],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> list[Rival]:
+) -> list[LivingLaunch]:
     """The living launches of these artifacts, but those of this process.
 
     A launch on this machine lives as long as its process does. Elsewhere it lives if the heartbeat of its attempt
-    changes; that is waited for as long as the attempt's lease, mostly 3 to 15 seconds.
+    changes. This function waits for that as long as the attempt's lease, mostly 3 to 15 seconds.
     """
-    here, elsewhere = list[Rival](), list[Rival]()
+    here, elsewhere = list[LivingLaunch](), list[LivingLaunch]()
     for files in list_jobs(store, artifacts).values():
         if not files.committed:
-            for rival, alive in _launches(store, files):
-                if alive or rival.attempt:
-                    (here if alive else elsewhere).append(rival)
+            for launch, alive in _possible(store, files):
+                if alive or launch.attempt:
+                    (here if alive else elsewhere).append(launch)
     return here + _beating(elsewhere, clock, sleep)
 
 
-def _launches(store: Store, files: JobFiles) -> Iterator[tuple[Rival, bool]]:
+def _possible(store: Store, files: JobFiles) -> Iterator[tuple[LivingLaunch, bool]]:
     """The launches that may live: that of the newest attempt, and those after it; each with True if it surely lives."""
     newest = max(files.attempts, default=0)
     attempt = Attempt(store, files.artifact, newest)
     claim = attempt.claim() if newest else {}
+    own = claim.get("launch")
+    if newest and own is None and not files.failed(newest):  # trained in a process without a launch
+        yield LivingLaunch(files.artifact, place_of(claim).removeprefix(" on "), attempt), False
     for launch_id, after in sorted(files.begun):
         launch = Launch(files.artifact, launch_id, after=after)
-        has_attempt = launch_id == claim.get("launch")
+        has_attempt = launch_id == own
         if not has_attempt and after != newest:
             continue
         if has_given_up(files, launch_id) or (has_attempt and files.failed(newest) and _is_over(attempt)):
@@ -64,7 +67,7 @@ def _launches(store: Store, files: JobFiles) -> Iterator[tuple[Rival, bool]]:
         if alive is False or (alive and record["pid"] == os.getpid()):
             continue
         place = f"process {record['pid']} on this machine" if alive else place_of(record).removeprefix(" on ")
-        yield Rival(files.artifact, place, attempt if has_attempt else None), bool(alive)
+        yield LivingLaunch(files.artifact, place, attempt if has_attempt else None), bool(alive)
 
 
 def _is_over(attempt: Attempt) -> bool:
@@ -73,19 +76,21 @@ def _is_over(attempt: Attempt) -> bool:
     return failure is not None and (failure["final"] or failure["kind"] in (Stopped.__name__, Left.__name__))
 
 
-def _beating(suspects: list[Rival], clock: Callable[[], float], sleep: Callable[[float], None]) -> list[Rival]:
+def _beating(
+    suspects: list[LivingLaunch], clock: Callable[[], float], sleep: Callable[[float], None]
+) -> list[LivingLaunch]:
     """The launches among these with an attempt that beats within its lease."""
-    seen, beating = Sightings(), list[Rival]()
+    seen, beating = Sightings(), list[LivingLaunch]()
     while suspects:
-        for rival in list(suspects):
-            assert rival.attempt
-            name, fields = rival.attempt.prefix, rival.attempt.last_beat()
-            job = JobStatus(rival.attempt.number, fields, None, None, 0)
+        for launch in list(suspects):
+            assert launch.attempt
+            name, fields = launch.attempt.prefix, launch.attempt.last_beat()
+            job = JobStatus(launch.attempt.number, fields, None, None, 0)
             silence = seen.see(name, job.beat, clock())
             if seen.changed(name):
-                beating.append(rival)
+                beating.append(launch)
             if seen.changed(name) or silence > job.lease_seconds(LEAST_SECONDS):
-                suspects.remove(rival)
+                suspects.remove(launch)
         if suspects:
             sleep(LOOK_SECONDS)
     return beating

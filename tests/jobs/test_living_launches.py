@@ -10,7 +10,7 @@ import pytest
 from ddm_ray.errors import Left, Preempted, Stopped, TrainingError
 from ddm_ray.jobs.attempts import Attempt, claim
 from ddm_ray.jobs.launches import Launch, noted
-from ddm_ray.jobs.rivals import Rival, rivals
+from ddm_ray.jobs.living_launches import LivingLaunch, living_launches
 from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
 from tests.jobs.attempts import beat
@@ -44,29 +44,29 @@ class Time:
         self.now += seconds
         self._passing()
 
-    def rivals(self, run: Run) -> list[Rival]:
-        return rivals(run.store, [JOB, expert(1)], lambda: self.now, self.sleep)
+    def launches(self, run: Run) -> list[LivingLaunch]:
+        return living_launches(run.store, [JOB, expert(1)], lambda: self.now, self.sleep)
 
 
 def test_a_launch_on_this_machine_lives_as_long_as_its_process(partitioned: Run) -> None:
-    """Also before its first attempt; one of this process is no rival to itself."""
-    assert not Time().rivals(partitioned)
+    """Also before its first attempt; one of this process doesn't count."""
+    assert not Time().launches(partitioned)
     begun(partitioned, pid=os.getpid())
     begun(partitioned, pid=2**22 + 1)
-    assert not Time().rivals(partitioned)
+    assert not Time().launches(partitioned)
     begun(partitioned)
-    (one,) = Time().rivals(partitioned)
-    assert one == Rival(JOB, f"process {os.getppid()} on this machine", None)
+    (one,) = Time().launches(partitioned)
+    assert one == LivingLaunch(JOB, f"process {os.getppid()} on this machine", None)
 
 
 def test_an_attempt_elsewhere_lives_if_it_beats_within_its_lease(partitioned: Run) -> None:
     begun(partitioned, **ELSEWHERE)  # one without an attempt can't be known
     launch = begun(partitioned, host="n7", island="north", **ELSEWHERE)
     attempt, time, beats = attempt_of(partitioned, launch), Time(), iter(range(2, 100))
-    assert not time.rivals(partitioned)
+    assert not time.launches(partitioned)
     assert 1 <= time.now <= 15
-    (one,) = Time(lambda: beat(attempt, next(beats), 20)).rivals(partitioned)
-    assert one == Rival(JOB, "island north, host n7", attempt)
+    (one,) = Time(lambda: beat(attempt, next(beats), 20)).launches(partitioned)
+    assert one == LivingLaunch(JOB, "island north, host n7", attempt)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_launch_whose_attempt_ended_lives_if_another_attempt_follows(
     partitioned: Run, error: TrainingError, lives: bool
 ) -> None:
     attempt = attempt_of(partitioned, begun(partitioned))
-    assert [each.attempt for each in Time().rivals(partitioned)] == [attempt]
+    assert [each.attempt for each in Time().launches(partitioned)] == [attempt]
     attempt.fail({"error": str(error), "kind": type(error).__name__, "final": not error.passes})
-    assert bool(Time().rivals(partitioned)) == lives
+    assert bool(Time().launches(partitioned)) == lives
 
 
 def test_a_launch_that_gave_up_or_was_followed_by_an_attempt_is_over(partitioned: Run) -> None:
@@ -93,4 +93,15 @@ def test_a_launch_that_gave_up_or_was_followed_by_an_attempt_is_over(partitioned
     begun(partitioned)
     own = Launch(JOB)
     attempt_of(partitioned, own)
-    assert not Time().rivals(partitioned)
+    assert not Time().launches(partitioned)
+
+
+def test_an_attempt_without_a_launch_lives_if_it_beats(partitioned: Run) -> None:
+    """As one that a process trains without Ray."""
+    attempt, beats = claim(partitioned.store, JOB), iter(range(2, 100))
+    beat(attempt, 1, 10)
+    assert not Time().launches(partitioned)
+    (one,) = Time(lambda: beat(attempt, next(beats), 20)).launches(partitioned)
+    assert one.attempt == attempt
+    attempt.fail({"error": "x", "kind": "TrainingError", "final": False})
+    assert not Time().launches(partitioned)
