@@ -87,17 +87,18 @@ class Training:
                 subprocess.Popen(command, stdout=sink, stderr=sink, env=environment, start_new_session=True)
             )
 
-    def overtake(self, island: str) -> None:
-        """Freeze its workers, which have saved a state, until another island has taken over and saved one, too.
-
-        The other island is another machine, which can't ask whether the process of the first command lives.
-        """
+    def launch_elsewhere(self, island: str) -> None:
+        """`ddm train` on an island that stands for another machine: it can't ask whether the first command lives."""
         for record in Path(self.run.url, self.artifact).glob("launches/*/BEGUN-*"):
             record.write_text(json.dumps({**json.loads(record.read_bytes()), "processes": "another boot"}))
+        self.launch(island)
+
+    def overtake(self, island: str) -> None:
+        """Freeze its workers, which have saved a state, until another island has taken over and saved one, too."""
         frozen = [pid for worker in self.workers() for pid in reversed(family(worker))]
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
-        self.launch(island)
+        self.launch_elsewhere(island)
         self.wait_for_state(2)
         for pid in frozen:
             with suppress(ProcessLookupError):
