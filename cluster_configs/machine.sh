@@ -22,18 +22,19 @@ export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 # Counters would be told to whoever asks, with no token: RAY_enable_metrics_collection=1 for those who scrape them.
 export RAY_enable_metrics_collection="${RAY_enable_metrics_collection:-0}"
 export DASHBOARD_METRIC_PORT="${DASHBOARD_METRIC_PORT:--1}" AUTOSCALER_METRIC_PORT="${AUTOSCALER_METRIC_PORT:--1}"
+start="$(dirname "${BASH_SOURCE[0]}")/start_ray.py"
 ports=(
   --node-manager-port $((base + 3)) --object-manager-port $((base + 4)) --metrics-export-port $((base + 5))
   --dashboard-agent-listen-port $((base + 6)) --dashboard-agent-grpc-port $((base + 7))
   --runtime-env-agent-port $((base + 8)) --min-worker-port $((base + 10)) --max-worker-port $((base + 99))
 )
 if [ "$role" = head ]; then
-  exec ray start --head --block --port "$base" --temp-dir "$temp/ray" --dashboard-host 127.0.0.1 \
+  exec "$start" --head --port "$base" --temp-dir "$temp/ray" --dashboard-host 127.0.0.1 \
     --dashboard-port $((base + 1)) --ray-client-server-port $((base + 2)) "${ports[@]}" "${@:3}"
 fi
 for _ in {1..60}; do
   if ray health-check --address "$role:$base" &> /dev/null; then
-    exec ray start --block --address "$role:$base" --temp-dir "$temp/ray" "${ports[@]}" "${@:3}"
+    exec "$start" --address "$role:$base" --temp-dir "$temp/ray" "${ports[@]}" "${@:3}"
   fi
   sleep 2
 done

@@ -30,21 +30,28 @@ end=$(head -n 1 "$NOTES/ends"); sed -i 1d "$NOTES/ends"
 trap '/bin/sleep 0.5; touch "$NOTES/saved"; exit 75' TERM; touch "$NOTES/staying"
 while :; do /bin/sleep 0.05; done
 """,
-    # A head is healthy once it was started.
+    # A head is healthy once it was started. Each line of `gives_up` is a start that ends before its node lives.
     "ray": """echo $$ > "$NOTES/ray"
 case "$1 $2" in
   "health-check "*) [ -e "$NOTES/head" ]; exit ;;
-  "start --head") touch "$NOTES/head" ;;
-  "start "*) ;;
+  "start "*)
+    if [ -s "$NOTES/gives_up" ]; then
+      sed -i 1d "$NOTES/gives_up"
+      exit 1
+    fi ;;
   *) exit 0 ;;
 esac
+[[ " $* " != *" --head "* ]] || touch "$NOTES/head"
+echo "Ray runtime started."
 trap 'exit 0' TERM
 while :; do /bin/sleep 0.05; done
 """,
     "srun": 'while [[ "$1" = --* ]]; do shift; done\nexec "$@"\n',
     "scontrol": '[ "$1 $2" != "show job" ] || echo "JobId=4242 JobState=${JOB_STATE:-RUNNING} Requeue=1"\n'
     '[ "$1 $2" != "show hostnames" ] || printf "%s\\n" first second\n',
-    "python": "echo 10.0.0.7\n",
+    # Asked for its own address; or whether a node of the head lives, which it does once the head was started.
+    "python": """case "$2" in *get_node_ip_address*) echo 10.0.0.7 ;; *) [ -e "$NOTES/head" ] ;; esac
+""",
 }
 SLEEP = "#!/bin/sh\nexec /bin/sleep 0.05\n"
 

@@ -22,7 +22,8 @@ def starts(text: str) -> bool:
     """Whether it starts a Ray, and not only speaks of it."""
     code = re.sub(r"(^|\s)#.*", "", text, flags=re.MULTILINE)
     return bool(
-        re.search(r"\bray start\b|machine\.sh|node\.sh|island\.sh", code) or re.search("^kind: Ray", text, re.M)
+        re.search(r"\bray start\b|start_ray\.py|machine\.sh|node\.sh|island\.sh", code)
+        or re.search("^kind: Ray", text, re.M)
     )
 
 
@@ -39,11 +40,17 @@ def faults(text: str) -> list[str]:
     given = re.search(r"\bexport (\w+=\S+ )*RAY_AUTH_MODE=token\b", code)
     taken_back = re.search(r"RAY_AUTH_MODE=(?!token\b)|unset .*RAY_AUTH_MODE", code)
     return (
-        [] if given and not taken_back else [line for line in code.splitlines() if "ray start" in line] or [code[:60]]
+        []
+        if given and not taken_back
+        else [line for line in code.splitlines() if "ray start" in line or "start_ray.py" in line] or [code[:60]]
     )
 
 
-FILES = [path for path in CONFIGS.rglob("*") if path.is_file() and path.suffix != ".md" and starts(path.read_text())]
+FILES = [
+    path
+    for path in CONFIGS.rglob("*")
+    if path.is_file() and path.suffix not in (".md", ".py") and starts(path.read_text())
+]
 
 
 def test_all_that_start_a_ray_are_read() -> None:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.contract
 SKYPILOT = document("skypilot/island.yaml")
 SBATCH = ROOT / "cluster_configs/slurm/island.sbatch"
 DIRECTIVES = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", SBATCH.read_text(), re.MULTILINE))
+START_RAY = str(ROOT / "cluster_configs/start_ray.py")
 AGAIN = str(ROOT / "cluster_configs/again.sh")
 
 
@@ -53,6 +54,43 @@ def test_nothing_is_tried_after_sigterm(machine: Machine) -> None:
     assert machine.terminate_once_at_work(machine.start(AGAIN, "30", "ddm", "work", ends="75 stay 0")) == 75
     assert len(machine.calls("ddm")) == 2
     assert (machine.folder / "errors").read_text() == "again.sh: again in 30 s\n"
+
+
+# Ray, until its node lives.
+
+
+def start_ray(machine: Machine) -> "subprocess.Popen[bytes]":
+    """A head, by the script that all others call."""
+    return machine.start(START_RAY, "--head", "--temp-dir", str(machine.folder / "temp/ray"))
+
+
+@pytest.mark.parametrize(("times", "status", "starts"), [(2, 0, 3), (3, 1, 3)])
+def test_a_ray_that_gives_up_is_started_three_times(machine: Machine, times: int, status: int, starts: int) -> None:
+    (machine.folder / "gives_up").write_text("\n" * times)
+    with start_ray(machine) as process:
+        if status == 0:
+            wait_for((machine.folder / "head").exists, 60)
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == status
+    assert len(machine.rays()) == starts
+    assert (machine.folder / "errors").read_text().count("didn't start; again in") == 2
+
+
+def test_a_ray_that_has_lived_is_not_started_again(machine: Machine) -> None:
+    with start_ray(machine) as process:
+        wait_for((machine.folder / "head").exists, 60)
+        os.kill(int((machine.folder / "ray").read_text()), signal.SIGKILL)
+        assert process.wait(60) == 128 + signal.SIGKILL
+    assert len(machine.rays()) == 1
+
+
+def test_no_ray_is_started_after_sigterm(machine: Machine) -> None:
+    (machine.folder / "gives_up").write_text("\n" * 3)
+    with start_ray(machine) as process:
+        wait_for((machine.folder / "errors").read_text, 60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 1
+    assert len(machine.rays()) == 1
 
 
 # Slurm.

@@ -33,7 +33,7 @@ export RAY_enable_metrics_collection="${RAY_enable_metrics_collection:-0}"
 export DASHBOARD_METRIC_PORT="${DASHBOARD_METRIC_PORT:--1}" AUTOSCALER_METRIC_PORT="${AUTOSCALER_METRIC_PORT:--1}"
 # One node, whose end nobody announces: a watcher for it would cost each training job seconds to start.
 export RAY_TRAIN_ENABLE_PREEMPTION_WATCHER=0
-exec ray start --head --block --node-ip-address 127.0.0.1 --num-cpus "$cpus" --temp-dir "$temp" \
+exec "$(dirname "${BASH_SOURCE[0]}")/../start_ray.py" --head --node-ip-address 127.0.0.1 --num-cpus "$cpus" --temp-dir "$temp" \
   --port "$base" --include-dashboard true --dashboard-host 127.0.0.1 --dashboard-port $((base + 1)) \
   --ray-client-server-port $((base + 2)) --node-manager-port $((base + 3)) --object-manager-port $((base + 4)) \
   --metrics-export-port $((base + 5)) --dashboard-agent-listen-port $((base + 6)) \

@@ -40,7 +40,7 @@ start() {
       "$here/island.sh" "$number" "$cpus" --object-store-memory "$objects" --include-log-monitor=false
   ) >>"$log" 2>&1 </dev/null &
   echo $! >"$folder/$number.pid"
-  for _ in {1..450}; do
+  for _ in {1..1500}; do
     ! grep -qs "Ray runtime started" "$log" || return 0
     kill -0 $! 2>/dev/null || break
     sleep 0.2
@@ -67,9 +67,7 @@ up() {
     end "$number"  # what a lost head has left
     ! (exec 3<>"/dev/tcp/127.0.0.1/$((20000 + 100 * number))") 2>/dev/null || fail "$number" "its port is in use"
     echo "starting island $number"
-    # Ray gives a node 30 seconds to start, however busy the machine is.
-    local tries=5
-    until start "$number"; do ((--tries)) || fail "$number" "$(said "$number")"; done
+    start "$number" || fail "$number" "$(said "$number")"
     echo "island $number runs"
   done
   for number in "$@"; do try_job "$number" || fail "$number" "$(said "$number")"; done

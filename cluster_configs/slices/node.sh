@@ -13,8 +13,9 @@ export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 # Counters would be told to whoever asks, with no token: RAY_enable_metrics_collection=1 for those who scrape them.
 export RAY_enable_metrics_collection="${RAY_enable_metrics_collection:-0}"
 export DASHBOARD_METRIC_PORT="${DASHBOARD_METRIC_PORT:--1}" AUTOSCALER_METRIC_PORT="${AUTOSCALER_METRIC_PORT:--1}"
+start="$(dirname "${BASH_SOURCE[0]}")/../start_ray.py"
 if [ "$role" = head ]; then
-  exec ray start --head --block --num-cpus 0 "${@:2}"
+  exec "$start" --head --num-cpus 0 "${@:2}"
 fi
 slice=${2:?name of the slice} workers=${3:?workers that this machine is for}
-exec ray start --block --address "$role" --resources "{\"$slice\": $workers}" "${@:4}"
+exec "$start" --address "$role" --resources "{\"$slice\": $workers}" "${@:4}"

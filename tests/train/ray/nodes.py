@@ -22,7 +22,7 @@ RECONNECT_S = "10"
 
 @dataclass
 class Node:
-    """One node of a resource: `ray start --block` and what it started."""
+    """One node of a resource: node.sh and what it started."""
 
     process: subprocess.Popen[bytes]
     resource: str = ""
@@ -84,15 +84,6 @@ class Nodes:
         if not self.nodes:
             role = ["head", "--port", str(self.port), "--ray-client-server-port", str(self.port + 1)]
             role += ["--temp-dir", f"{self.folder}/ray", "--include-dashboard=false"]
-        # A raylet has 30 seconds to register, which is Ray's own limit: on a busy machine the next one is in time.
-        for _ in range(5):
-            if node := self._start(role, resource):
-                self.nodes.append(node)
-                return node
-        raise AssertionError(f"a node of {resource or 'the head'} gave up 5 times")
-
-    def _start(self, role: list[str], resource: str) -> Node | None:
-        """A node that the head knows; None if it gave up."""
         self.starts += 1
         log = self.folder / f"node-{self.starts}.log"
         with log.open("wb") as sink:
@@ -112,11 +103,13 @@ class Nodes:
         node = Node(process, resource)
         ready = "Ray runtime started."
         try:
-            wait_for(lambda: ready in log.read_text() or process.poll() is not None, 200, log.read_text)
+            wait_for(lambda: ready in log.read_text() or process.poll() is not None, 300, log.read_text)
+            assert ready in log.read_text(), log.read_text()
         except AssertionError:
             node.kill()
             raise
-        return node if ready in log.read_text() else None
+        self.nodes.append(node)
+        return node
 
     def slice(self, resource: str, count: int) -> list[Node]:
         """The living nodes of a resource, exactly so many: what is missing is added, what is too much killed."""
