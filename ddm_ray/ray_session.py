@@ -1,21 +1,16 @@
 """The Ray that a command runs on: the one at an address, the one that the command is a job of, or a private one."""
 
-import fcntl
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +20,14 @@ from ddm_ray.cores import busy_words, usable_cores
 from ddm_ray.environment import prepare_ray, variables
 from ddm_ray.errors import ConfigError, RayAway, RayError, Stopped, Superseded
 from ddm_ray.plain_text import from_utf8, stripped
+from ddm_ray.private_folder import LIBRARIES, copy_logs, private_folder
 from ddm_ray.ray_internals import CONFIG, ERRORS_PRINTED, NO_COUNTERS, NO_WATCHER, TOKEN_LOADER
 from ddm_ray.remedies import Give
 from ddm_ray.spelling import one_line
-from ddm_ray.store.disk import locked
-from ddm_ray.store.refusals import as_temporary_error, temporary_folder
 
-PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log"
 STDERR = 2
 AGAIN_SECONDS = (2.0, 10.0, 10.0, 10.0)
 """Pauses between tries to start a private Ray. Some of its parts get 30 s to start; a busy machine may need more."""
-MAX_FOLDER_BYTES = 20
-"""Longest path of a temporary folder for a private Ray: its sockets lie 85 bytes deeper, and 107 are allowed."""
-KEPT_LOGS = 5
-"""Number of private Rays of which the logs are kept."""
 _logs = threading.Event()  # set if the logs are to be kept
 TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that has its token"
 
@@ -67,20 +56,19 @@ def ray_session(
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     address = ray_address(address)
     if address != "local":
-        with _environment(_token(token_file) if token_file else {}):
-            _join(address)
-            try:
-                yield False
-            finally:
-                ray.shutdown()
+        with _environment(_token(token_file) if token_file else {}), _joined(address):
+            yield False
         return
     # Ray gets a folder within the private one, since it makes its own folder accessible to all users.
-    with _environment(_private()), private_folder(cores) as folder, _libraries_write_to(Path(folder, LIBRARIES)):
+    with (
+        _environment(_private()),
+        private_folder(cores) as folder,
+        _libraries_write_to(Path(folder, LIBRARIES)),
+        _errors_unprinted(),
+    ):
         _logs.clear()
         try:
             _start(f"{folder}/ray", scratch)
-            # The training code reports lost workers itself; Ray would print a paragraph of guesses.
-            setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, False)
             yield True
         except (ConfigError, Stopped, Superseded):
             raise
@@ -88,10 +76,9 @@ def ray_session(
             keep_logs()
             raise
         finally:
-            setattr(import_module(ERRORS_PRINTED.module), ERRORS_PRINTED.name, True)
             ray.shutdown()
             if _logs.is_set():
-                _copy_logs(Path(folder))
+                copy_logs(Path(folder))
 
 
 @contextmanager
@@ -102,16 +89,24 @@ def ray_job(address: str, environment: Mapping[str, Any]) -> Iterator[None]:
     """
     prepare_ray()
     _read_environment()
-    _join(address, environment)
-    try:
+    with _joined(address, environment):
         yield
-    finally:
-        ray.shutdown()
 
 
 def keep_logs() -> None:
     """Keep a copy of the private Ray's logs when it ends, since something has failed."""
     _logs.set()
+
+
+@contextmanager
+def _errors_unprinted() -> Iterator[None]:
+    """Keep Ray from printing guesses and its log for each lost worker or node, which the training code reports."""
+    module = import_module(ERRORS_PRINTED.module)
+    setattr(module, ERRORS_PRINTED.name, False)
+    try:
+        yield
+    finally:
+        setattr(module, ERRORS_PRINTED.name, True)
 
 
 @contextmanager
@@ -132,77 +127,6 @@ def _libraries_write_to(file: Path) -> Iterator[None]:
     finally:
         os.dup2(before, STDERR)
         os.close(before)
-
-
-def _copy_logs(folder: Path, owner: str = "") -> None:
-    """Copy a private Ray's logs to the user's state folder, print the path, and delete the oldest copies."""
-    place = Path(f"{datetime.now():%Y-%m-%d-%H%M%S}-{folder.name.removeprefix(PREFIX)}")
-    try:
-        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "ddm-ray/logs"
-        place = home / place
-        home.mkdir(0o700, parents=True, exist_ok=True)
-        shutil.copytree(folder / "ray/session_latest/logs", place, symlinks=True)
-        if (libraries := folder / LIBRARIES).exists():
-            shutil.copy(libraries, place)
-        for old in sorted(home.iterdir())[:-KEPT_LOGS]:
-            shutil.rmtree(old, ignore_errors=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        print(f"warning: {place}: the logs of Ray aren't kept: {one_line(error, 200)}", file=sys.stderr)
-    else:
-        print(f"the logs of Ray{owner} are kept in {place}", file=sys.stderr)
-
-
-@contextmanager
-def private_folder(cores: float = 0.0) -> Iterator[str]:
-    """Make a folder for a private Ray, and remove it in the end. Folders that killed commands left are removed first.
-
-    Their logs are kept, since a Ray that crashed says why only there. `cores`: see `ray_session`.
-    """
-    for lock in _locks():
-        with suppress(OSError), locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            if (lock.parent / "ray/session_latest/logs").is_dir():
-                _copy_logs(lock.parent, " of a command that ended abruptly")
-            shutil.rmtree(lock.parent, ignore_errors=True)
-    place = _place()
-    with ExitStack() as stack:
-        with as_temporary_error(place):
-            made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place, ignore_cleanup_errors=True)
-            folder = stack.enter_context(made)
-            Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")
-            held = Path(folder, "held")
-            stack.enter_context(locked(held, fcntl.LOCK_EX))
-            held.rename(held.with_name(LOCK))  # other commands see the lock only once it is held
-        yield folder
-
-
-def _place() -> str:
-    """The folder below which private folders lie: TMPDIR's, unless sockets below it would have too long a path."""
-    folder = temporary_folder()
-    return folder if len(os.fsencode(folder)) <= MAX_FOLDER_BYTES else "/tmp"
-
-
-def busy_cores() -> float:
-    """Cores of this machine that this user's other commands keep busy with their private Rays."""
-    cores = 0.0
-    for lock in _locks():
-        with suppress(OSError, ValueError):
-            pid, each = lock.with_name(CORES).read_text()[:100].split()
-            try:
-                with locked(lock, fcntl.LOCK_SH | fcntl.LOCK_NB):
-                    pass  # its command was killed
-            except BlockingIOError:
-                cores += float(each) if int(pid) != os.getpid() else 0.0
-    return cores
-
-
-def _locks() -> list[Path]:
-    """The locks of this user's private folders. Each is held while its command lives."""
-    locks = []
-    for lock in chain.from_iterable(Path(place).glob(f"{PREFIX}*/{LOCK}") for place in {"/tmp", _place()}):
-        with suppress(OSError):
-            if {lock.lstat().st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}:
-                locks.append(lock)
-    return locks
 
 
 def _start(folder: str, scratch: str | None) -> None:
@@ -237,14 +161,9 @@ def _init(**options: Any) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def cluster_gpus() -> float:
-    """GPUs of the Ray that this process is connected to."""
-    return float(ray.cluster_resources().get("GPU", 0))
-
-
-def memory_bytes() -> float:
-    """Memory that the connected Ray offers as a resource, in bytes."""
-    return float(ray.cluster_resources().get("memory", 0))
+def cluster_total(resource: str) -> float:
+    """Total amount of a resource, such as GPU or memory (in bytes), of the Ray that this process is connected to."""
+    return float(ray.cluster_resources().get(resource, 0))
 
 
 def on_head() -> bool:
@@ -333,7 +252,17 @@ def _away(address: str, error: Exception) -> RayError:
     return kind(f"no Ray to join at {address}: {one_line(error, 200)}", fix)
 
 
-def _join(address: str, environment: Mapping[str, Any] | None = None) -> None:
+@contextmanager
+def _joined(address: str, environment: Mapping[str, Any] | None = None) -> Iterator[None]:
+    with _errors_unprinted():
+        _join(address, environment)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _join(address: str, environment: Mapping[str, Any] | None) -> None:
     try:
         _knock(address)
         _init(address=address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)

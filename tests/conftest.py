@@ -34,6 +34,7 @@ LANES = {
         "test_page_commands.py",
         "test_readme.py",
         "test_appended_by_ray.py",
+        "test_libraries_stderr.py",
         "test_tokens.py",
         "test_forked.py",
         "test_cli.py",

@@ -29,7 +29,7 @@ BINDING = {ast.arg: "arg", ast.alias: "asname"} | dict.fromkeys(
 TEXT = {"parsing", "plain_text", "spelling"}
 BESIDE = TEXT | {"errors", "remedies", "submitted", "config", "placement", "store", "run", "jobs"}
 SAMPLING = BESIDE | {"core", "models", "pictures", "sampling"}
-RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "ray_session", "watch"}
+RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "private_folder", "ray_session", "watch"}
 # What each part of ddm_ray may import from the others.
 BELOW: dict[str, set[str]] = {
     **{name: set() for name in (*sorted(TEXT), "__init__", "environment", "memory", "remedies", "submitted")},
@@ -43,7 +43,8 @@ BELOW: dict[str, set[str]] = {
     "run": {"errors", "remedies", "parsing", "spelling", "config", "store"},
     "jobs": {"errors", "remedies", "parsing", "spelling", "config", "store", "run"},
     "ray_internals": {"errors"},
-    "ray_session": BESIDE | {"cores", "environment", "ray_internals"},
+    "private_folder": {"spelling", "store"},
+    "ray_session": BESIDE | {"cores", "environment", "private_folder", "ray_internals"},
     "watch": BESIDE,
     "core": {"errors", "spelling"},
     "models": TEXT | {"errors", "remedies", "config", "core"},

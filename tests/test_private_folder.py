@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray import ray_session
+from ddm_ray import private_folder as private_folders
 from ddm_ray.errors import StorageError
-from ddm_ray.ray_session import LOCK, PREFIX, busy_cores, private_folder
+from ddm_ray.private_folder import LIBRARIES, LOCK, PREFIX, busy_cores, locks, private_folder
 from ddm_ray.store.refusals import temporary_folder, without_a_name
 
 pytestmark = pytest.mark.contract
@@ -54,7 +54,7 @@ def test_it_lies_where_tmpdir_says_unless_paths_of_sockets_get_too_long(monkeypa
             monkeypatch.setattr(tempfile, "tempdir", place)
             with private_folder(2.5) as folder:
                 assert str(Path(folder).parent) == used
-                assert Path(folder, LOCK) in ray_session._locks(), "others see it"
+                assert Path(folder, LOCK) in locks(), "others see it"
 
 
 def test_a_full_temporary_folder_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,24 +80,24 @@ def test_the_logs_of_a_command_that_ended_abruptly_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(ray_session, "PREFIX", f"{PREFIX}test-{os.getpid()}-")
+    monkeypatch.setattr(private_folders, "PREFIX", f"{PREFIX}test-{os.getpid()}-")
     left = killed_in_its_folder()
     logs = left / "ray/session_1/logs"
     logs.mkdir(parents=True)
     (left / "ray/session_latest").symlink_to(logs.parent)
     (logs / "raylet.out").write_text("begun")
-    (left / ray_session.LIBRARIES).write_text("check failed")
+    (left / LIBRARIES).write_text("check failed")
     for _ in range(2):
         with private_folder():
             assert not left.exists()
     (kept,) = tmp_path.glob("ddm-ray/logs/*")
-    assert {file.name for file in kept.iterdir()} == {"raylet.out", ray_session.LIBRARIES}
+    assert {file.name for file in kept.iterdir()} == {"raylet.out", LIBRARIES}
     line = f"the logs of Ray of a command that ended abruptly are kept in {kept}"
     assert capsys.readouterr().err.splitlines() == [line]
 
 
 def test_cores_are_busy_while_their_command_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_session, "PREFIX", f"{PREFIX}test-{os.getpid()}-")  # others' commands don't count
+    monkeypatch.setattr(private_folders, "PREFIX", f"{PREFIX}test-{os.getpid()}-")  # others' commands don't count
     begun, ending = os.pipe(), os.pipe()
     assert busy_cores() == 0
     child = os.fork()

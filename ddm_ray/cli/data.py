@@ -83,13 +83,13 @@ def prepare(
     @contextmanager
     def session() -> Iterator[None]:
         from ddm_ray.cores import usable_cores
-        from ddm_ray.ray_session import cluster_gpus, ray_session
+        from ddm_ray.ray_session import cluster_total, ray_session
 
         ray_address, token_file = site.ray(address)
         if gpu:
             require_gpu(ray_address)
         with ray_session(ray_address, token_file, usable_cores()):
-            tell_of_workers("embed", placement.use_gpu, cluster_gpus())
+            tell_of_workers("embed", placement.use_gpu, cluster_total("GPU"))
             yield
 
     def stage(run: Any, report: Any) -> None:

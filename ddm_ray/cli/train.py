@@ -226,7 +226,7 @@ def _train(
 ) -> None:
     """Train artifacts on the Ray of the island or address. `gpu`: --gpu was given."""
     from ddm_ray.cores import usable_cores
-    from ddm_ray.ray_session import cluster_gpus, keep_logs, ray_session
+    from ddm_ray.ray_session import cluster_total, keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server
     from ddm_ray.train.ray.train_all import train_all
 
@@ -241,7 +241,7 @@ def _train(
         saving_first(run, artifacts, watch) as watch_and_leave,
         ray_session(ray_address, token_file, asked) as private,
     ):
-        tell_of_workers("train", site.train.use_gpu, cluster_gpus())
+        tell_of_workers("train", site.train.use_gpu, cluster_total("GPU"))
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)
@@ -251,7 +251,7 @@ def _train(
 def sharing_idle_cores(placement: Any, jobs: int) -> Any:
     """`sharing` with the cores of this machine that no other command keeps busy."""
     from ddm_ray.cores import usable_cores
-    from ddm_ray.ray_session import busy_cores
+    from ddm_ray.private_folder import busy_cores
 
     return sharing(placement, jobs, int(usable_cores() - busy_cores()))
 
@@ -272,13 +272,13 @@ def sharing(placement: Any, jobs: int, cores: int) -> Any:
 def _with_memory(run: Any, artifacts: list[Artifact], placement: Any) -> dict[Artifact, Any]:
     """The placement by artifact. Each requests the memory of a worker from this machine's Ray."""
     from ddm_ray.islands.needs import needs_of
-    from ddm_ray.ray_session import memory_bytes
+    from ddm_ray.ray_session import cluster_total
 
     placements: dict[Artifact, Any] = {}
     with suppress(DDMError):  # the training job reports it
         for need in needs_of(run, artifacts):
             # Jobs that don't fit are trained one at a time, and may find room after all.
-            memory = min(need.memory_on_cpu(placement), memory_bytes() / placement.workers.min)
+            memory = min(need.memory_on_cpu(placement), cluster_total("memory") / placement.workers.min)
             resources = placement.resources_per_worker
             resources = resources | {"memory": resources.get("memory", float(int(memory)))}
             placements |= dict.fromkeys(need.left, placement.model_copy(update={"resources_per_worker": resources}))

@@ -9,7 +9,7 @@ from ray.serve import Application
 
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import RunError, ServeError
-from ddm_ray.ray_session import cluster_gpus
+from ddm_ray.ray_session import cluster_total
 from ddm_ray.run.graph import PARTITION
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.devices import AUTO
@@ -85,7 +85,9 @@ def application(args: ServeArgs, limits: Limits) -> Application:
 
 def on_its_device(args: ServeArgs) -> ServeArgs:
     """The arguments with the device that "auto" means on the connected Ray."""
-    return args.model_copy(update={"device": "cuda" if cluster_gpus() else "cpu"}) if args.device == AUTO else args
+    return (
+        args.model_copy(update={"device": "cuda" if cluster_total("GPU") else "cpu"}) if args.device == AUTO else args
+    )
 
 
 def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:

@@ -12,7 +12,7 @@ from ray.serve.schema import LoggingConfig
 
 from ddm_ray.data import OnProgress, no_progress, phase
 from ddm_ray.errors import ServeError
-from ddm_ray.ray_session import cluster_gpus, on_head, ray_session
+from ddm_ray.ray_session import cluster_total, on_head, ray_session
 from ddm_ray.remedies import Fix, Give
 from ddm_ray.run.run import Run
 from ddm_ray.serve.cluster.addresses import is_loopback, listen_on, url_at
@@ -62,8 +62,8 @@ def serve_run(
                 "Serve already runs in this Ray cluster; add the run with serve deploy (see serving/mixture.yaml)"
             )
         args = on_its_device(args)
-        if args.device == "cpu" and cluster_gpus():
-            print(f"warning: {cluster_gpus():g} GPUs of this Ray stand idle; device cuda computes there", flush=True)
+        if args.device == "cpu" and (gpus := cluster_total("GPU")):
+            print(f"warning: {gpus:g} GPUs of this Ray stand idle; device cuda computes there", flush=True)
         gateway = find_haproxy() if on_head() else None  # where Serve's proxy is
         _serve_until_stopped(args, _advising(phrase), port, host, version, gateway, on_progress)
 
