@@ -1,10 +1,11 @@
 """Retry policies: a failed request to a store is repeated, with growing pauses, for a limited time."""
 
+import itertools
 import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -87,14 +88,17 @@ class RetryPolicy:
     first_denials: float = 60.0
     first_pause: float = 0.5
     longest_pause: float = 5.0
+    longest_denied: float = 15.0
     repeats: int = 3
 
-    def pauses(self) -> Iterator[float]:
-        """An endless series of pauses before the next request. They are jittered, since many clients fail at once."""
-        pause = self.first_pause
-        while True:
-            yield random.uniform(pause / 2, pause)
-            pause = min(2 * pause, self.longest_pause)
+    def pause(self, failures: int, error: BaseError) -> float:
+        """Pause after so many failures, the last with this error. Pauses are jittered, since many clients fail at once.
+
+        After denied requests, which stores charge for, pauses grow to `longest_denied`.
+        """
+        longest = self.longest_denied if Trouble.of(error) is Trouble.DENIED else self.longest_pause
+        pause = min(self.first_pause * 2.0 ** min(failures - 1, 20), longest)
+        return random.uniform(pause / 2, pause)
 
     def retry_config(self) -> "RetryConfig":
         """The part of the policy that obstore carries out."""
@@ -124,7 +128,7 @@ class RetryingClient:
     def ask(self, request: Callable[[], T]) -> T:
         """The request's answer; FileNotFoundError counts as an answer. Raises the last obstore error."""
         began = time.monotonic()
-        for pause in self._policy.pauses():
+        for failures in itertools.count(1):
             try:
                 answer = request()
             except FileNotFoundError:
@@ -135,7 +139,7 @@ class RetryingClient:
                 if left <= 0:
                     raise
                 self._warn(error, began, left)
-                time.sleep(min(pause, left))
+                time.sleep(min(self._policy.pause(failures, error), left))
             else:
                 self._answered()
                 return answer

@@ -25,7 +25,8 @@ class Heartbeat:
 
     In the training phase it beats only as steps are done, so that an attempt that hangs falls silent. Each beat says in
     `beat_seconds` when the next one is due, so that readers know from when on it is missing. A warning is printed for
-    the first, second, fourth, eighth (and so on) beat that fails.
+    the first, second, fourth, eighth (and so on) beat that fails. After a beat that fails, the next one is
+    MAX_BEAT_SECONDS later.
     """
 
     def __init__(self, attempt: Attempt, always: dict[str, Any]):
@@ -76,3 +77,5 @@ class Heartbeat:
                     if failed.bit_count() == 1:
                         times = f" ({failed} heartbeats failed)" if failed > 1 else ""
                         print(f"warning: {error}{times}", file=sys.stderr)
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._ended, MAX_BEAT_SECONDS)

@@ -19,7 +19,7 @@ from tests.s3_wire import Fault, Request, Wire, leading_through
 
 pytestmark = pytest.mark.contract
 
-HASTY = replace(LONG_RETRIES, first_pause=0.002, longest_pause=0.02)
+HASTY = replace(LONG_RETRIES, first_pause=0.002, longest_pause=0.02, longest_denied=0.02)
 JOB, RIVALS = Artifact("experts/001"), 8
 FEW, MANY = 25, 1000
 FALSE = (Fault.BELIED, Fault.LOST, Fault.DROPPED, Fault.UNAVAILABLE, Fault.CONFLICT)

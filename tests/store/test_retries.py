@@ -22,7 +22,7 @@ from tests.s3_wire import Fault, Request, Wire, wire
 pytestmark = pytest.mark.contract
 
 JOB = Artifact("experts/000")
-HASTY = {"first_pause": 0.01, "longest_pause": 0.05}
+HASTY = {"first_pause": 0.01, "longest_pause": 0.05, "longest_denied": 0.15}
 LONG = RetryPolicy(600, denials=True, **HASTY)
 BRIEF = RetryPolicy(0.5, **HASTY)
 MET = 6  # more than obstore repeats by itself
@@ -212,17 +212,21 @@ def test_who_tries_once_makes_one_request(through: Wire, url: str) -> None:
     assert len(through.requests) == 1
 
 
-def test_a_refused_request_is_made_less_than_once_a_second(through: Wire, url: str) -> None:
-    through.rule = lambda _: Fault.UNAVAILABLE
+@pytest.mark.parametrize(("fault", "seconds"), [(Fault.UNAVAILABLE, 1.0), (Fault.DENIED, 5.0)])
+def test_a_refused_request_is_made_once_in_so_many_seconds(
+    through: Wire, url: str, fault: Fault, seconds: float
+) -> None:
     scale = 100
-    hasty = RetryPolicy(
-        2.0, first_pause=LONG_RETRIES.first_pause / scale, longest_pause=LONG_RETRIES.longest_pause / scale
-    )
-    store, began = Store(url, hasty), time.monotonic()
+    names = ("first_pause", "longest_pause", "longest_denied")
+    store = Store(url, RetryPolicy(2.0, denials=True, **{name: getattr(LONG_RETRIES, name) / scale for name in names}))
+    store.write("a", b"admitted")
+    through.rule = lambda _: fault
+    before, began = len(through.requests), time.monotonic()
     with pytest.raises(StorageError):
         store.read("a")
-    assert len(through.requests) > 10
-    assert len(through.requests) < scale * (time.monotonic() - began)
+    made = len(through.requests) - before
+    assert made > 10
+    assert made < scale * (time.monotonic() - began) / seconds
 
 
 def test_a_store_without_conditional_writes_is_refused_by_name(through: Wire, url: str) -> None:

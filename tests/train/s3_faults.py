@@ -155,7 +155,9 @@ class Trainer:
     def __init__(self, server: str, base: Path, log: Path, scale: float):
         self.server, self.scale, self.log = server, scale, log
         self._base, self._runs = base, 0
-        pauses = {name: getattr(LONG_RETRIES, name) / scale for name in ("first_pause", "longest_pause")}
+        pauses = {
+            name: getattr(LONG_RETRIES, name) / scale for name in ("first_pause", "longest_pause", "longest_denied")
+        }
         self._patience = {**asdict(LONG_RETRIES), **pauses}
         command = [sys.executable, "-m", "tests.train.s3_faults"]
         with log.open("ab") as sink:

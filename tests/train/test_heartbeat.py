@@ -64,6 +64,7 @@ def test_beats_that_fail_are_warned_of_ever_more_rarely(
                 raise StorageError("storage is away")
 
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(heartbeat, "MAX_BEAT_SECONDS", 0.001)
     beating = Heartbeat(Refusing(Store(str(tmp_path)), "experts/000", 1), {})
     beating.tell("starting")
     wait_for(lambda: next(tries) > 100, 60)
@@ -75,6 +76,27 @@ def test_beats_that_fail_are_warned_of_ever_more_rarely(
         "warning: storage is away (4 heartbeats failed)",
     ]
     assert len(failed) < 12
+
+
+def test_after_a_beat_that_fails_the_next_one_is_later_and_the_end_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "MAX_BEAT_SECONDS", 600.0)
+    tries, refused = count(), Event()
+
+    class Refusing(Attempt):
+        def beat(self, progress: dict) -> None:
+            next(tries)
+            refused.set()
+            raise StorageError("storage is away")
+
+    beating = Heartbeat(Refusing(Store(str(tmp_path)), "experts/000", 1), {})
+    beating.tell("starting")
+    assert refused.wait(60)
+    for step in range(100):
+        beating.tell("training", step=step)
+    beating.close()
+    assert next(tries) == 2, "the first one, and the last one at once"
 
 
 def test_storage_that_hangs_does_not_hold_up_the_end(

@@ -27,6 +27,8 @@ from ddm_ray.train.ray.room import amounts, has_places, has_room, is_free, lack,
 WARN_SECONDS = 45.0
 # The same if the resources that it asks for are free, so that it seems to be starting.
 START_SECONDS = 300.0
+# Longest pause after a look that storage didn't answer.
+MAX_AWAY_SECONDS = 10.0
 
 
 class TrainingsFailed(TrainingError):
@@ -108,7 +110,7 @@ def train_all(
 
     observer = Observer(run, listing, least=LOOK_SECONDS)
     drivers: list[Driver] = []
-    away = False
+    away = 0.0
     try:
         start_next()
         if crowded := [job.placement for job in queue if is_ready(job)]:
@@ -140,15 +142,15 @@ def train_all(
                 if watch:
                     queued = {job.artifact for job in queue}
                     watch([each for each in _as_begun(statuses, running, files) if each.artifact not in queued])
-                away = False
+                away = 0.0
             except StorageError as error:
                 # Storage that is away from here may be there for the workers.
                 if len(ended) == len(running):
                     raise
                 if not away:
                     print(f"warning: {error}; trying again", file=sys.stderr)
-                away = True
-                time.sleep(LOOK_SECONDS)
+                away = min(max(2 * away, LOOK_SECONDS), MAX_AWAY_SECONDS)
+                time.sleep(away)
             else:
                 for job in running:
                     job.warn_if_it_waits(files)
