@@ -22,9 +22,10 @@ from ddm_ray.models.text import TextEncoder
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import arguments, pretrained
 from ddm_ray.sampling.batches import joined
-from ddm_ray.sampling.call import Label, Prompt, call_of
+from ddm_ray.sampling.call import call_of
 from ddm_ray.sampling.components import Components
 from ddm_ray.sampling.devices import choose_device
+from ddm_ray.sampling.labels import Label, Prompt
 from ddm_ray.sampling.offload import Offload
 from ddm_ray.sampling.output import DDMOutput, Images, OutputType, images_as
 from ddm_ray.sampling.run_models import (

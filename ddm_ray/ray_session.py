@@ -178,10 +178,8 @@ def interface_of(address: str) -> str | None:
     """The network interface of this machine with this address; None if there is none, as with NAT in some clouds."""
     import psutil
 
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return str(name)
-    return None
+    by_name = psutil.net_if_addrs().items()
+    return next((str(name) for name, addresses in by_name if address in {each.address for each in addresses}), None)
 
 
 @contextmanager

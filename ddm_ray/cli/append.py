@@ -33,11 +33,13 @@ def append(run_url: str, settings: tuple[str, ...], source: str | None) -> None:
       ddm train runs/mine/extended/0001 all
     """
     from ddm_ray.config.longer import parse_steps
-    from ddm_ray.data.append import append as begin
     from ddm_ray.run.run import Run
 
+    before, steps = Run.open(run_url), parse_steps(settings)
+    from ddm_ray.data.append import append as begin
+
     with waiting("looking for new files"):
-        appending = begin(Run.open(run_url), parse_steps(settings), source)
+        appending = begin(before, steps, source)
     new = appending.new
     say(f"{len(new.files):,} new files in {new.plan.source}")
     if new.changed:

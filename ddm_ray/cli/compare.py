@@ -13,7 +13,7 @@ from ddm_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from ddm_ray.config import EmbedderConfig
-    from ddm_ray.evaluate.compare import Side
+    from ddm_ray.run.run import Run
 
 
 @main.command()
@@ -47,16 +47,18 @@ def compare(
       ddm compare runs/digits@before runs/digits@after --output after.html
       ddm compare runs/k8 --features '{kind: timm, model: vit_small_patch14_dinov2.lvd142m}'
     """
-    from ddm_ray.evaluate.compare import compare as compared
-    from ddm_ray.evaluate.compare_report import comparison_table, render_comparison
-
     for path in filter(None, (output, as_json)):
         if Path(path).is_dir():
             raise ConfigError(f"{path}: is a folder; name a file")
         if not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"{path}: there is no folder {Path(path).parent}")
     network = _features(features) if features is not None else None
-    evaluations = _sides(sides)
+    named = _sides(sides)
+    from ddm_ray.evaluate.compare import Side
+    from ddm_ray.evaluate.compare import compare as compared
+    from ddm_ray.evaluate.compare_report import comparison_table, render_comparison
+
+    evaluations = [Side(*each) for each in named]
     with progress(output, "compare") as report:
         comparison = compared(evaluations, models, report, features=network)
     for text in comparison_table(comparison).split("\n"):
@@ -83,10 +85,9 @@ def _features(text: str) -> "EmbedderConfig":
     return network
 
 
-def _sides(texts: tuple[str, ...]) -> "list[Side]":
-    """The named evaluations, each under the shortest name that is unique."""
-    from ddm_ray.evaluate.compare import Side
-    from ddm_ray.run.graph import NAME_PATTERN
+def _sides(texts: tuple[str, ...]) -> "list[tuple[Run, str, str]]":
+    """The named evaluations, which are finished: run, name, and the shortest name that is unique."""
+    from ddm_ray.run.graph import NAME_PATTERN, evaluation
     from ddm_ray.run.inventory import evaluations
     from ddm_ray.run.run import Run
 
@@ -102,6 +103,7 @@ def _sides(texts: tuple[str, ...]) -> "list[Side]":
                 several = f"has several: name one as {text}@{finished[0]}" if finished else "has none: ddm evaluate it"
                 raise ConfigError(f"{text}: which evaluation? It {several}")
             (name,) = finished
+        run.require(evaluation(name))
         named.append((run, name))
     if len({(run.url, name) for run, name in named}) < len(named):
         raise ConfigError("the same evaluation is named twice")
@@ -109,8 +111,6 @@ def _sides(texts: tuple[str, ...]) -> "list[Side]":
     last = [run.url.rpartition("/")[2] for run, _ in named]
     bases = last if len({*last}) == len(runs) else [run.url for run, _ in named]
     if len(runs) == 1:
-        return [Side(run, name, name) for run, name in named]
+        return [(run, name, name) for run, name in named]
     alone = len(runs) == len(named)
-    return [
-        Side(run, name, base if alone else f"{base}@{name}") for (run, name), base in zip(named, bases, strict=True)
-    ]
+    return [(run, name, base if alone else f"{base}@{name}") for (run, name), base in zip(named, bases, strict=True)]

@@ -52,13 +52,14 @@ def evaluate(
       ddm evaluate s3://lab/run7 --name large --ray --islands islands.yaml --island room-2
     """
     from ddm_ray.placement import load_island
-    from ddm_ray.run.graph import evaluation
+    from ddm_ray.run.graph import PARTITION, evaluation
 
     if not on_ray and (islands or island or address):
         raise ConfigError("--islands, --island and --address say where Ray samples: add --ray, or leave them out")
     site = load_island(islands, island)
 
     def stage(run: Any, report: Any) -> None:
+        run.require(PARTITION)
         from ddm_ray.evaluate import run as evaluating
 
         measured_on = device_of(device)

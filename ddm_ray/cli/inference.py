@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddm_ray.cli.before_sampling import conditions_of, counts_of, is_exported, require_settings, sampled_run
 from ddm_ray.cli.command import RUN, OneOf, main, progress, say
 from ddm_ray.cli.devices import DEVICE, device_of
 from ddm_ray.cli.field_options import FieldsCommand
@@ -141,6 +142,9 @@ def sample(
     if trace is not None and out is not None and Path(trace).resolve() == Path(out).resolve():
         raise ConfigError(f"--trace and --out are both {out}: name two files")
     require_settings(settings)
+    run = sampled_run(run_url, model)
+    if run is not None:
+        conditions_of(run.url, run.config.data.num_classes, run.named.data.class_names, classes, prompts)
     from torch import Tensor
 
     from ddm_ray.pictures.fonts import font_for
@@ -153,13 +157,15 @@ def sample(
 
     with progress(run_url, "sample", LOADING) as report:
         pipeline = _opened(run_url, model, device_of(device), phase(report, 0.0, 0.1))
-        names, conditions = _conditions(pipeline, run_url, classes, prompts)
+        components = pipeline.components
+        num_classes = components.models.info.num_classes
+        names, conditions = conditions_of(run_url, num_classes, components.class_names, classes, prompts)
         asked = len(names)
-        counts = _counts(asked, num, per_class)
+        counts = counts_of(asked, num, per_class or PER_CLASS)
         names = names[: len(counts)]
         row_of = [row for row, count in enumerate(counts) for _ in range(count)]
         num_images = len(row_of)
-        kind = "prompt" if pipeline.models.info.num_classes is None else "class_labels"
+        kind = "prompt" if num_classes is None else "class_labels"
         seeds = range(seed, seed + num_images)
         given: dict[str, Any] = {kind: [conditions[row] for row in row_of], **settings}
         pipeline.set_progress_bar_config(tqdm_class=partial(StepBar, phase(report, 0.1, 0.99)))
@@ -192,18 +198,6 @@ def sample(
         say(f"{trace}: which expert painted them, step by step")
 
 
-def require_settings(settings: dict[str, Any]) -> None:
-    """Raise ConfigError for settings that can't be, before anything is loaded."""
-    from pydantic import ValidationError
-
-    from ddm_ray.config import SamplingSettings, invalid_fields
-
-    try:
-        SamplingSettings().changed(**{name: value for name, value in settings.items() if value is not None})
-    except ValidationError as error:
-        raise ConfigError(invalid_fields(error, SamplingSettings)) from None
-
-
 def _require_folder(out_dir: str) -> None:
     """Raise ConfigError unless a folder can be made there. It is made once there are images, and stays after that."""
     new = not Path(out_dir).is_dir()
@@ -215,14 +209,6 @@ def _require_folder(out_dir: str) -> None:
         raise ConfigError(f"--out-dir {out_dir}: {error.strerror}; name a folder in one that exists") from None
 
 
-def _counts(num_rows: int, num: int | None, per_class: int | None) -> list[int]:
-    """The number of images of each class or prompt, as far as there are any."""
-    if num is None:
-        return [per_class or PER_CLASS] * num_rows
-    each, more = divmod(num, num_rows)
-    return [each + 1] * more + [each] * (num_rows - more if each else 0)
-
-
 def _opened(run_url: str, model: Any, device: str, on_progress: OnProgress) -> "DDMPipeline":
     """The pipeline of a run, or of a folder that was exported."""
     from ddm_ray.pipeline import DDMPipeline
@@ -230,9 +216,7 @@ def _opened(run_url: str, model: Any, device: str, on_progress: OnProgress) -> "
     def on_loaded(loaded: int, total: int) -> None:
         on_progress(loaded / total, f"{LOADING}: {loaded} of {total}")
 
-    if (Path(run_url) / "model_index.json").is_file():
-        if model != "mixture":
-            raise ConfigError(f"--model {model}: {run_url} is exported, and holds what it holds; leave it out")
+    if is_exported(run_url):
         return DDMPipeline.from_pretrained(run_url, device, on_loaded=on_loaded)
     return DDMPipeline.from_run(run_url, device, model, on_loaded=on_loaded)
 
@@ -243,29 +227,6 @@ def _show(picture: "Image") -> None:
 
     if sys.stdout.isatty() and (known := protocol(os.environ)):
         click.echo(inline(picture, known, shutil.get_terminal_size().columns), nl=False)
-
-
-def _conditions(
-    pipeline: Any, run_url: str, classes: tuple[str, ...], prompts: tuple[str, ...]
-) -> tuple[list[str], list[Any]]:
-    """The name of each row of images, and its condition for the pipeline: a text or a label."""
-    num_classes, known = pipeline.models.info.num_classes, pipeline.components.class_names
-    if num_classes is None:
-        if classes:
-            raise ConfigError(f"--class: {run_url} is conditioned on texts; use --prompt")
-        if not prompts:
-            raise ConfigError(f"{run_url} is conditioned on texts: say what to paint with --prompt")
-        return list(prompts), list(prompts)
-    if num_classes == 0:
-        if classes or prompts:
-            raise ConfigError(f"{run_url} has neither classes nor texts: leave out --class and --prompt")
-        return ["any"], [None]
-    names = list(prompts or classes or known)
-    if not names:
-        raise ConfigError(f"{run_url} has classes without names: say which with --class, from 0 to {num_classes - 1}")
-    # On a command line a number is a text, too. A class of that name comes first.
-    labels = [int(name) if name.isdecimal() and name not in known else name for name in names]
-    return [known[label] if label in range(len(known)) else str(label) for label in labels], labels
 
 
 @main.command()
@@ -291,12 +252,13 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
       ddm export runs/digits exported
       ddm export runs/digits student --model student --license cc-by-4.0
     """
-    from ddm_ray.sampling.export_folder import require_free
-
     if license_name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", license_name):
         raise ConfigError(f"--license {license_name!r}: use a name without blanks, such as cc-by-4.0")
     if license_name and model == "mixture":
         raise ConfigError("--license is for the card of a dense model: name one with --model")
+    run = sampled_run(run_url, model)
+    from ddm_ray.sampling.export_folder import require_free
+
     require_free(folder, overwrite, "--overwrite")
     if model == "mixture":
         from ddm_ray.sampling import pretrained
@@ -307,11 +269,10 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
             pretrained.save(pipeline.components, folder, overwrite, on_written)
         say(f"{folder}: model_index.json and one folder for each component; next: {ddm_line('sample', folder)}")
         return
-    from ddm_ray.run.run import Run
     from ddm_ray.sampling.card import model_card
     from ddm_ray.sampling.dense_export import save_dense
 
-    run = Run.open(run_url)
+    assert run is not None  # only a mixture is in a folder that was exported
     with progress(run_url, "export", LOADING) as report:
         components = _opened(run_url, model, "cpu", phase(report, 0.0, 0.5)).components
         report(0.5, "writing")

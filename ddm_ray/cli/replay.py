@@ -36,8 +36,8 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
     """
     from ddm_ray.placement import load_island
     from ddm_ray.run.graph import replay as replay_of
+    from ddm_ray.run.inventory import require_replay
     from ddm_ray.run.run import Run
-    from ddm_ray.train.replay import images_of, make_replay, require_replay
 
     run = Run.open(run_url)
     site = load_island(islands, island)
@@ -48,6 +48,8 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
     missing = [number for number in numbers if not run.finished(replay_of(number))]
     for needed in [needed for number in missing for needed in run.inputs(replay_of(number))]:
         run.require(needed)  # before Ray is started
+
+    from ddm_ray.train.replay import images_of, make_replay
 
     def stage(run: Any, report: Any, number: int, execute: Any) -> None:
         say(f"{len(images_of(run, number))} images of expert {number}")

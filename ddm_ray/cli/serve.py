@@ -49,10 +49,13 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
 
     from ddm_ray.config import invalid_fields
     from ddm_ray.environment import prepare_serve
+    from ddm_ray.run.graph import PARTITION
+    from ddm_ray.run.run import Run
     from ddm_ray.serve.cluster.haproxy import find_haproxy
 
+    run = Run.open(run_url)
+    run.require(PARTITION)
     prepare_serve(direct_ingress=find_haproxy() is not None)
-    from ddm_ray.run.run import Run
     from ddm_ray.serve.cluster.args import ServeArgs
     from ddm_ray.serve.cluster.server import serve_run
     from ddm_ray.watch.live_view import LiveView
@@ -61,7 +64,7 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
         path = others[name]
         others[name] = path if path is None or "://" in path else os.path.abspath(path)
     try:
-        args = ServeArgs(run=Run.open(run_url).url, device=served_device(device, address), **others)
+        args = ServeArgs(run=run.url, device=served_device(device, address), **others)
     except ValidationError as error:
         raise ConfigError(invalid_fields(error)) from None
     with LiveView(args.run, [START], phrase=phrase) as view:

@@ -3,6 +3,8 @@
 import re
 from contextlib import suppress
 
+from ddm_ray.errors import ConfigError
+from ddm_ray.remedies import Begin
 from ddm_ray.run.graph import KINDS, NAME_PATTERN, Artifact
 from ddm_ray.run.inputs import artifacts
 from ddm_ray.run.manifest import NAME, FileRecord, Manifest
@@ -49,3 +51,12 @@ def parts_of(manifest: Manifest) -> dict[Artifact, FileRecord]:
             if folder and last == NAME:
                 parts[Artifact(f"{manifest.artifact}/{folder}")] = record
     return parts
+
+
+def require_replay(run: Run) -> None:
+    """Raise ConfigError if the run's router is trained on rows."""
+    if not run.config.router.replay:
+        raise ConfigError(
+            f"{run.url}: its router is trained on rows (router.replay is 0, not a number of images)",
+            Begin(run.url, "router.replay", "N"),
+        )

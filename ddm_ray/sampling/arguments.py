@@ -4,7 +4,6 @@ Shapes: B images.
 """
 
 import inspect
-import operator
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from ddm_ray.core.condition import Condition, Text, join
 from ddm_ray.errors import SamplingError
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling.devices import choose_device
+from ddm_ray.sampling.labels import integer
 from ddm_ray.sampling.request import require_seeds
 
 
@@ -58,14 +58,6 @@ def listed(given: Any) -> list[Any]:
     if isinstance(given, Tensor | np.ndarray):
         given = given.tolist()
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
-
-
-def integer(value: Any) -> int | None:
-    """A whole number of Python's, numpy's or torch's as an int; None for all else, True and False too."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def integers(given: Any) -> tuple[int, ...] | None:

@@ -15,16 +15,12 @@ from ddm_ray.config import SamplingSettings, invalid_fields
 from ddm_ray.core.condition import Text
 from ddm_ray.core.routing import Oracle, parse_strategy
 from ddm_ray.errors import SamplingError
-from ddm_ray.plain_text import index_of
 from ddm_ray.sampling import arguments
 from ddm_ray.sampling.arguments import PromptConditions
 from ddm_ray.sampling.components import Components
+from ddm_ray.sampling.labels import Label, Prompt, class_number
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import Models
-from ddm_ray.spelling import meant
-
-Label = int | str | None
-Prompt = str | None
 
 
 @dataclass(frozen=True)
@@ -104,21 +100,6 @@ def call_of(
     return PipelineCall(components, conditions, chosen, prompt_of, seed_of, cluster_P, negatives, noise_BCHW)
 
 
-def label_of(components: Components, label: Label) -> int:
-    """The models' number of a class given by name or number; None is the null condition."""
-    names, count = components.class_names, components.models.info.num_classes or 0
-    if label is None:
-        return count
-    place = index_of(label, names) if isinstance(label, str) else None
-    if place is not None:
-        return place
-    number = arguments.integer(label)
-    if number is not None and 0 <= number < count:
-        return number
-    known = f"a name ({', '.join(names[:12])}{', ...' if len(names) > 12 else ''}) or " if names else ""
-    raise SamplingError(f"unknown class {label!r}: use {known}a number from 0 to {count - 1}{meant(str(label), names)}")
-
-
 def _conditions(
     components: Components, prompt: Prompt | Sequence[Prompt] | Text, class_labels: Label | Sequence[Label]
 ) -> PromptConditions:
@@ -146,7 +127,7 @@ def _conditions(
     if None in labels:
         info.null(1)
     named = ["" if label is None else str(label) for label in labels]
-    numbers = [label_of(components, label) for label in labels]
+    numbers = [class_number(label, components.class_names, info.num_classes or 0) for label in labels]
     return PromptConditions(named, torch.tensor(numbers, dtype=torch.int64))
 
 

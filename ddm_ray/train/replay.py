@@ -19,11 +19,10 @@ from ddm_ray.data.schema import TRAIN, column, data_dtype, shard_schema, to_parq
 from ddm_ray.data.sharded.chunk_store import ChunkRecord, ChunkStore, StoredFile
 from ddm_ray.data.sharded.stage import ShareReporter, make_chunks
 from ddm_ray.data.sharded.work import Executor, read_whole
-from ddm_ray.errors import ConfigError
-from ddm_ray.remedies import Begin
 from ddm_ray.run.chunk_records import ChunkKey
 from ddm_ray.run.graph import PARTITION, expert, replay
 from ddm_ray.run.info import PartitionInfo, ShardInfo
+from ddm_ray.run.inventory import require_replay
 from ddm_ray.run.manifest import Identity, Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
@@ -103,15 +102,6 @@ def make_replay(
     )
     files = {name: file for record in records for name, file in record.files.items()}
     return run.commit_records(artifact, files, info, identity=identity)
-
-
-def require_replay(run: Run) -> None:
-    """Raise ConfigError if the run's router is trained on rows."""
-    if not run.config.router.replay:
-        raise ConfigError(
-            f"{run.url}: its router is trained on rows (router.replay is 0, not a number of images)",
-            Begin(run.url, "router.replay", "N"),
-        )
 
 
 def images_of(run: Run, cluster: int) -> range:

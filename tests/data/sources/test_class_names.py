@@ -15,7 +15,7 @@ from ddm_ray.errors import DataError, SamplingError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import ROWS, owner_rows
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.call import label_of
+from ddm_ray.sampling.labels import class_number
 from tests.data.rows import read_artifact
 from tests.data.sources.test_sources import CONFIG, picture, write_folder
 from tests.random_run import make_run
@@ -135,6 +135,6 @@ def test_samples_are_asked_for_by_the_names_of_folders(tmp_path: Path) -> None:
     run.store.write(f"{ROWS}/_MANIFEST.json", named.to_json())
     pipeline = DDMPipeline.from_run(run)
     assert pipeline.components.class_names == tuple(ten)
-    assert label_of(pipeline.components, "class 7") == 7
+    assert class_number("class 7", ten, 10) == 7
     with pytest.raises(SamplingError, match=r"unknown class 'clas 7': use a name .*; did you mean class 7"):
-        label_of(pipeline.components, "clas 7")
+        class_number("clas 7", ten, 10)
