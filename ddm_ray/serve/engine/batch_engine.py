@@ -20,7 +20,7 @@ from ddm_ray.sampling.trajectory import advance, next_calls, turned
 from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, joined_call
 from ddm_ray.serve.engine.engine_thread import STOPS, EngineThread
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
-from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S, Job, Scheduler
+from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S, Job, OverloadedError, Scheduler
 
 Answer = Callable[[Sequence[NetworkCall]], list[Tensor]]
 """Answers of networks to calls, in their order."""
@@ -28,6 +28,8 @@ Answer = Callable[[Sequence[NetworkCall]], list[Tensor]]
 
 TIMEOUT_FACTOR, MIN_TIMEOUT_S = 10.0, 10.0
 """Time of a request that names none: so many times what it takes alone, and at least so many seconds."""
+LOOK_SECONDS = 0.05
+"""Pause between looks for jobs that can't be in time any more."""
 MAX_FAILURES = 3
 """Velocities in a row that fail by no fault of a request, after which the engine counts as broken."""
 
@@ -61,7 +63,7 @@ class BatchEngine(EngineThread):
         self._num_velocities = 0
         self._pace = Pace() if pace is None else pace
         self._ended: float | None = None
-        self._num_failures = 0
+        self._num_failures, self._looks_at = 0, -math.inf
 
     @property
     def batch_rows(self) -> int:
@@ -98,7 +100,8 @@ class BatchEngine(EngineThread):
         `until`: the segment ends at the latest when its rows have had so many velocities. Rows of a cancelled future
         leave before the next velocity. Raises OverloadedError at once if the work doesn't fit into so many seconds
         (None: TIMEOUT_FACTOR times what it takes alone, MIN_TIMEOUT_S at least). The future raises DeadlineError after
-        them, and NotFiniteError or ExpertCountError for networks that answer with nonsense.
+        them, or as soon as it is known, OverloadedError if velocities become too slow for all that was admitted, and
+        NotFiniteError or ExpertCountError for networks that answer with nonsense.
         """
         (plan,) = rows.plans
         position, length, future = int(rows.position_B[0]), len(plan.velocities), Future[Segment]()
@@ -152,12 +155,23 @@ class BatchEngine(EngineThread):
         return bool(parts)
 
     def leave(self) -> None:
-        """End parts after their deadline, and forget parts of cancelled calls."""
+        """End parts after their deadline or that can't be in time any more, and forget parts of cancelled calls."""
         with self._changed:
-            for job in self.scheduler.late(self._clock()):
+            now = self._clock()
+            for job in self.scheduler.late(now):
                 self._end(self._parts[job], DeadlineError(f"out of time, {job.velocities} velocities before the end"))
+            if now >= self._looks_at:
+                self._looks_at = now + LOOK_SECONDS
+                for job in self.scheduler.hopeless(now):
+                    self._end(self._parts[job], self._given_up(job, job.deadline - now))
             for part in [part for part in self._parts.values() if part.future.cancelled()]:
                 self._end(part)
+
+    def _given_up(self, job: Job, left: float) -> ServeError:
+        """Why a job is given up with so many seconds left: it couldn't be in time alone, or not beside others."""
+        if job.velocities * self.scheduler.speed.seconds(job.rows_each) > left:
+            return DeadlineError(f"out of time, {job.velocities} velocities before the end")
+        return OverloadedError("the images can't be made in time any more: velocities have become slower", left)
 
     def pause(self) -> None:
         """Note that another engine has the device now: that is no part of a velocity's time."""

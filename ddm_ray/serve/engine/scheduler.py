@@ -4,6 +4,7 @@ Plain classes without a model, a thread or a clock: times are seconds of the cal
 """
 
 import bisect
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -118,8 +119,9 @@ class SharedDevice:
 class Scheduler:
     """Jobs by their deadlines, the earliest first, as many at a time as can share a batch.
 
-    No order meets more deadlines as long as all can be met (Liu and Layland 1973), which `admit` ensures. A long job
-    has a late deadline, so it never holds up a short one.
+    No order meets more deadlines as long as all can be met (Liu and Layland 1973), which `admit` ensures; where
+    velocities become slower, `hopeless` names those to give up. A long job has a late deadline, so it never holds up a
+    short one.
     """
 
     def __init__(
@@ -161,38 +163,74 @@ class Scheduler:
         jobs, most = self._device.jobs, self.max_waiting_rows
         if not jobs:
             return
-        alone = {owner for owner, _ in jobs} == {self}
-        wait_s = self._device.swap_s * (1 if alone else SWAPS)
+        wait = self._wait_s(jobs)
         rows = sum(other.rows for _, other in jobs)
         if rows + job.rows > most:
-            message = f"{rows} images are being made or wait, of {most} at most"
-            raise OverloadedError(message, Load(jobs, wait_s).seconds)
+            raise OverloadedError(f"{rows} images are being made or wait, of {most} at most", Load(jobs, wait).seconds)
         position = bisect.bisect_right(jobs, job.deadline, key=lambda owned: _deadline(owned[1]))
-        with_it = Load([*jobs[:position], (self, job)], wait_s)
-        late = self._margin * with_it.seconds - (job.deadline - now)
-        due = Load(jobs[:position] if position < len(jobs) else (), wait_s)
+        due, with_it = Load(jobs[:position], wait), Load([*jobs[:position], (self, job)], wait)
+        own = [other for owner, other in jobs[:position] if owner is self]
+        alone = 0.0 if self._share(own, job, now) else job.velocities * self.speed.seconds(job.rows_each)
+        apart = max(0.0, due.seconds + alone - with_it.seconds)
+        late = self._margin * (with_it.seconds + apart) - (job.deadline - now)
         for owner, other in jobs[position:]:
             due.add(owner, other)
             with_it.add(owner, other)
             left = other.deadline - now
             # A job that is lost anyway refuses no other.
             if due.seconds <= HOPE * left:
-                late = max(late, self._margin * with_it.seconds - left)
+                late = max(late, self._margin * (with_it.seconds + apart) - left)
         if late > 0:
             raise OverloadedError("more images are asked for than can be made in time", late)
 
+    def _share(self, before: Sequence[Job], job: Job, now: float) -> bool:
+        """True if a job and all those before it can have batches in common without making one of those late."""
+        jobs = JobSum()
+        for each in (*before, job):
+            jobs.add(each)
+        seconds = self.speed.seconds(jobs.rows_each * min(1.0, self.max_rows / jobs.rows))
+        return all(seconds <= self._slowest(each, now) for each in before)
+
+    def hopeless(self, now: float) -> list[Job]:
+        """Jobs to give up, so that as many others as possible are in time. A job alone isn't given up.
+
+        While the jobs until some deadline take longer than that, the largest of them is given up (Moore 1968).
+        """
+        jobs, lost = self._device.jobs, list[Job]()
+        kept, due = list[tuple[Scheduler, Job]](), Load((), self._wait_s(jobs))
+        for owner, job in jobs if len(jobs) > 1 else ():
+            kept.append((owner, job))
+            due.add(owner, job)
+            while kept and due.seconds > HOPE * (job.deadline - now):
+                largest = max(kept, key=lambda owned: owned[1].work)
+                kept.remove(largest)
+                due = Load(kept, due.wait_s)
+                if largest[0] is self:
+                    lost.append(largest[1])
+        return lost
+
+    def _wait_s(self, jobs: "Sequence[tuple[Scheduler, Job]]") -> float:
+        alone = {owner for owner, _ in jobs} == {self}
+        return self._device.swap_s * (1 if alone else SWAPS)
+
+    def _slowest(self, job: Job, now: float) -> float:
+        """Seconds that a velocity of the job's batch may take: more would make it late, unless it is lost anyway.
+
+        A margin here would make batches small for each job that has waited, and so all that come after it late.
+        """
+        alone, left = self.speed.seconds(job.rows_each), (job.deadline - now) / max(1, job.velocities)
+        return max(alone, left) if alone <= HOPE * left else math.inf
+
     def batch(self, now: float) -> list[Job]:
         """Jobs of the next velocity: none makes an earlier one late that could be in time without it."""
-        chosen, rows, rows_each, slowest = list[Job](), 0, 0.0, float("inf")
+        chosen, rows, rows_each, slowest = list[Job](), 0, 0.0, math.inf
         for job in self._jobs:
             seconds = self.speed.seconds(rows_each + job.rows_each)
             if chosen and (rows + job.rows > self.max_rows or seconds > slowest):
                 break  # a smaller job with a later deadline would only hold this one up
             chosen.append(job)
             rows, rows_each = rows + job.rows, rows_each + job.rows_each
-            alone, left = self.speed.seconds(job.rows_each), (job.deadline - now) / job.velocities
-            if alone <= HOPE * left:
-                slowest = min(slowest, max(alone, left / self._margin))
+            slowest = min(slowest, self._slowest(job, now))
         return chosen
 
     def late(self, now: float) -> list[Job]:
@@ -234,7 +272,7 @@ class Load:
     def __init__(self, jobs: Iterable[tuple[Scheduler, Job]], wait_s: float):
         self._sums: dict[Scheduler, JobSum] = {}
         self._seconds: dict[Scheduler, float] = {}
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         for scheduler, job in jobs:
             self.add(scheduler, job)
 
@@ -245,7 +283,7 @@ class Load:
     @property
     def seconds(self) -> float:
         for scheduler in self._sums.keys() - self._seconds.keys():
-            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler]) + self._wait_s
+            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler]) + self.wait_s
         return sum(self._seconds.values())
 
 

@@ -2,12 +2,15 @@
 
 import contextlib
 import pickle
+import random
+from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddm_ray.serve.engine.scheduler import Job, OverloadedError, Scheduler, Speed
+from ddm_ray.serve.engine.scheduler import HOPE, Job, OverloadedError, Scheduler, Speed
 
 
 def scheduler(seconds_a_row: float = 0.01, fixed: float = 0.0, **others: object) -> Scheduler:
@@ -187,6 +190,66 @@ def test_an_urgent_job_shares_a_batch_only_as_far_as_it_can() -> None:
     assert made.batch(0.0) == [urgent, small]  # 0.02 s a velocity, 50 times; tiny doesn't overtake large
     assert made.batch(0.1) == [urgent]
     assert made.batch(0.8) == [urgent, small, large, tiny]  # too late for it in any case
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.01, 1.5)), min_size=2, max_size=7))
+def test_as_few_as_can_be_are_given_up(asked: list[tuple[int, float]]) -> None:
+    """Beside all ways to choose some of them, one after the other on a machine that has become ten times as slow."""
+    made = scheduler(0.001, max_rows=1, margin=1.5)
+    for velocities, seconds in asked:
+        with contextlib.suppress(OverloadedError):
+            made.admit(job(seconds, velocities), 0.0)
+    for _ in range(200):
+        made.speed.ran(1, 0.01)
+    jobs, each = list(made.jobs), made.speed.seconds(1)
+    lost = made.hopeless(0.0)
+    assert len(jobs) > 1 or not lost
+
+    def in_time(some: Sequence[Job]) -> bool:
+        return all(
+            each * sum(one.velocities for one in some[: n + 1]) <= HOPE * some[n].deadline for n in range(len(some))
+        )
+
+    most = next(count for count in range(len(jobs), -1, -1) if any(map(in_time, combinations(jobs, count))))
+    assert len(jobs) == 1 or (len(jobs) - len(lost) == most and in_time([one for one in jobs if one not in lost]))
+
+
+@pytest.mark.parametrize(("slower", "least"), [(1.0, 0.9), (3.0, 0.75)], ids=["steady", "three times as slow"])
+@pytest.mark.parametrize(("fixed", "each"), [(0.004, 0.0005), (0.002, 0.002), (0.0005, 0.004)])
+def test_five_times_what_can_be_met_costs_no_capacity(fixed: float, each: float, slower: float, least: float) -> None:
+    """Jobs of ten times what they take alone; a velocity costs mostly what it costs any batch, or mostly its rows."""
+    made, chance = scheduler(each, fixed, margin=1.5), random.Random(0)
+    now = coming = busy = 0.0
+    done = late = given_up = 0
+    alone, full = 25 * (fixed + each), 25 * (fixed + 32 * each) / 32
+    while now < 20:
+        while coming <= now:
+            with contextlib.suppress(OverloadedError):
+                made.admit(job(coming + 10 * alone, velocities=25), coming)
+            coming += chance.expovariate(5 / full)
+        for lost in made.late(now):
+            made.drop(lost)
+            late += 1
+        for lost in made.hopeless(now):
+            made.drop(lost)
+            given_up += 1
+        batch = made.batch(now)
+        if not batch:
+            now = coming
+            continue
+        seconds = (fixed + each * len(batch)) * (slower if now > 5 else 1.0)
+        made.speed.ran(len(batch), seconds)
+        now += seconds
+        busy += seconds / (slower if now > 5 else 1.0)
+        for one in batch:
+            one.velocities -= 1
+            if not one.velocities:
+                made.drop(one)
+                done += now <= one.deadline
+                late += now > one.deadline
+    assert done * full >= least * busy
+    assert late <= 0.02 * (done + late + given_up)
+    assert given_up == 0 or slower > 1
 
 
 def test_a_refusal_crosses_processes() -> None:
