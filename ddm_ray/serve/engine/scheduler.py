@@ -97,7 +97,6 @@ class Speed:
 HOPE = 1.2
 """A job that needs, alone, more than so many times its remaining seconds is lost; other jobs don't wait for it."""
 
-
 SWAPS = 4
 """Swaps for which an engine waits at most until it computes, if other engines have work, too."""
 
@@ -201,7 +200,7 @@ class Scheduler:
         for owner, job in jobs if len(jobs) > 1 else ():
             kept.append((owner, job))
             due.add(owner, job)
-            while kept and due.seconds > HOPE * (job.deadline - now):
+            while kept and due.seconds > job.deadline - now:
                 largest = max(kept, key=lambda owned: owned[1].work)
                 kept.remove(largest)
                 due = Load(kept, due.wait_s)
@@ -214,12 +213,10 @@ class Scheduler:
         return self._device.swap_s * (1 if alone else SWAPS)
 
     def _slowest(self, job: Job, now: float) -> float:
-        """Seconds that a velocity of the job's batch may take: more would make it late, unless it is lost anyway.
-
-        A margin here would make batches small for each job that has waited, and so all that come after it late.
-        """
+        """Seconds that a velocity of the job's batch may take: more might make it late, unless it is lost anyway."""
         alone, left = self.speed.seconds(job.rows_each), (job.deadline - now) / max(1, job.velocities)
-        return max(alone, left) if alone <= HOPE * left else math.inf
+        # With all of the margin a batch would be small for each job that has waited, and all that come after it late.
+        return max(alone, left / math.sqrt(self._margin)) if alone <= HOPE * left else math.inf
 
     def batch(self, now: float) -> list[Job]:
         """Jobs of the next velocity: none makes an earlier one late that could be in time without it."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddm_ray.serve.engine.scheduler import HOPE, Job, OverloadedError, Scheduler, Speed
+from ddm_ray.serve.engine.scheduler import Job, OverloadedError, Scheduler, Speed
 
 
 def scheduler(seconds_a_row: float = 0.01, fixed: float = 0.0, **others: object) -> Scheduler:
@@ -206,9 +206,7 @@ def test_as_few_as_can_be_are_given_up(asked: list[tuple[int, float]]) -> None:
     assert len(jobs) > 1 or not lost
 
     def in_time(some: Sequence[Job]) -> bool:
-        return all(
-            each * sum(one.velocities for one in some[: n + 1]) <= HOPE * some[n].deadline for n in range(len(some))
-        )
+        return all(each * sum(one.velocities for one in some[: n + 1]) <= some[n].deadline for n in range(len(some)))
 
     most = next(count for count in range(len(jobs), -1, -1) if any(map(in_time, combinations(jobs, count))))
     assert len(jobs) == 1 or (len(jobs) - len(lost) == most and in_time([one for one in jobs if one not in lost]))
