@@ -32,6 +32,7 @@ FITS: tuple[FitName, ...] = get_args(FitName)
 """Ways to make an image of other proportions fit."""
 MAX_PIXELS = 89_478_485
 """Maximum pixels of an image: the limit above which Pillow warns of a decompression bomb."""
+DIM = "it has 16 bits and no value above 4095, so it is nearly black; if its values have 12 bits, multiply them by 16"
 DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -137,6 +138,8 @@ def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks:
             opened.info.setdefault("icc_profile", profile_of_jp2(encoded))
         if opened.info.get("icc_profile", b"") is None:  # one that Pillow can't read
             remarks.append(NO_PROFILE)
+        if _has_16_bits(opened, opened.format) and max(np.ravel(opened.getextrema())) < 2**12:
+            remarks.append(DIM)
         turn = _orientation(opened)
         size = (height, width) if turn in _SIDEWAYS else (width, height)
         if opened.width * opened.height > _LARGE:
@@ -235,7 +238,7 @@ def _shrunk(
 
 def _plain(image: Image.Image, mode: str, form: str | None, remarks: list[str]) -> Image.Image:
     """A loaded image, or a part of one, in sRGB and in mode L or RGB. `form`: the format of its file."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM")):
+    if _has_16_bits(image, form):
         # Pillow's own conversion to 8 bits clips instead of scaling.
         scaled = np.rint(np.asarray(image).astype(np.float32).clip(0, 65535) / 257)
         info, image = image.info, Image.fromarray(scaled.astype(np.uint8))
@@ -250,6 +253,10 @@ def _plain(image: Image.Image, mode: str, form: str | None, remarks: list[str]) 
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, coloured).convert(mode)
     return image.convert(mode)
+
+
+def _has_16_bits(image: Image.Image, form: str | None) -> bool:
+    return image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM"))
 
 
 def _orientation(image: Image.Image) -> int:

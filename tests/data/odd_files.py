@@ -127,6 +127,13 @@ def with_usual_profiles() -> Iterator[OddFile]:
                 yield OddFile(f"{name}.{ending(form)}", data, colour_of(mode), within=6)
 
 
+def dim() -> Iterator[OddFile]:
+    """The report counts them: what other programs show as white is 4095."""
+    for form in ("PNG", "TIFF"):
+        image = Image.fromarray(np.full((20, 24), 4095, np.uint16))
+        yield OddFile(f"dim-{form}.{ending(form)}", saved(image, form), (16, 16, 16))
+
+
 def turned() -> Iterator[OddFile]:
     for form in ("JPEG", "PNG", "WEBP", "TIFF"):
         for mode in set(MODES[form]) - {"1", "I;16"}:
@@ -256,7 +263,8 @@ KINDS = [
     Kind("transparent pictures", "read", "over white", transparent),
     Kind("a colour profile (ICC) of any kind", "read", "in sRGB", with_profiles),
     Kind("the profile of sRGB", "read", "as without it", with_usual_profiles),
-    Kind("an orientation in EXIF", "read", "upright", turned),
+    Kind("an orientation in EXIF, or in XMP", "read", "upright", turned),
+    Kind("16 bits with values of 12 bits", "read", "nearly black: multiply them by 16", dim),
     Kind("moving pictures, and files of several pages", "read", "the first frame", moving),
     Kind(
         "long or damaged metadata: texts, EXIF, XMP, profiles", "read", "the pixels; metadata are dropped", odd_metadata

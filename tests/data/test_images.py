@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngInfo
 
 from ddm_ray.data import images
-from ddm_ray.data.images import DECODER_ERRORS, EXTENSIONS, MAX_PIXELS, decode, png, rejection, thumbnail
+from ddm_ray.data.images import DECODER_ERRORS, DIM, EXTENSIONS, MAX_PIXELS, decode, png, rejection, thumbnail
 from tests.data.broken import (
     BROKEN,
     GOOD,
@@ -130,6 +131,33 @@ def test_colours_of_all_modes(content, colour):
 def test_sixteen_bits_are_scaled():
     grey = picture(np.random.default_rng(0), 16, 16).convert("L")
     assert (decode(sixteen_bit(grey), GREY)[..., 0] == np.asarray(grey)).all()
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_sixteen_bits_with_values_of_twelve_are_remarked_on(form):
+    values = np.random.default_rng(0).integers(0, 2**12, (16, 16)).astype(np.uint16)
+    for factor, expected in ((1, [DIM]), (16, [])):
+        remarks = []
+        pixels_HWC = decode(encoded(Image.fromarray(values * factor), form), GREY, remarks=remarks)
+        assert remarks == expected
+        assert np.abs(pixels_HWC[..., 0] - values * factor / 257.0).max() <= 0.5
+
+
+@pytest.mark.parametrize("in_element", [False, True])
+@pytest.mark.parametrize(("form", "name"), [("JPEG", "xmp"), ("PNG", "pnginfo"), ("TIFF", "tiffinfo"), ("WEBP", "xmp")])
+def test_an_orientation_in_xmp_alone_is_heeded(form, name, in_element):
+    halves = np.zeros((16, 16, 3), np.uint8)
+    halves[:8] = 250
+    tag = ("><tiff:Orientation>6</tiff:Orientation></r:Description>") if in_element else ' tiff:Orientation="6"/>'
+    xmp = (
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><r:RDF xmlns:r="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        f'<r:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/"{tag}</r:RDF></x:xmpmeta>'
+    )
+    info = PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", xmp)
+    value = {"pnginfo": info, "tiffinfo": {700: xmp.encode()}, "xmp": xmp.encode()}[name]
+    upright = decode(encoded(Image.fromarray(halves), form, **{name: value}), GREY)[..., 0]
+    assert upright[:, 12:].mean() > 240 and upright[:, :4].mean() < 10
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
