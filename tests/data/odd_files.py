@@ -128,10 +128,8 @@ def with_usual_profiles() -> Iterator[OddFile]:
 
 
 def dim() -> Iterator[OddFile]:
-    """The report counts them: what other programs show as white is 4095."""
-    for form in ("PNG", "TIFF"):
-        image = Image.fromarray(np.full((20, 24), 4095, np.uint16))
-        yield OddFile(f"dim-{form}.{ending(form)}", saved(image, form), (16, 16, 16))
+    image = Image.fromarray(np.full((20, 24), 4095, np.uint16))
+    return (OddFile(f"dim.{ending(form)}", saved(image, form), (16, 16, 16)) for form in ("PNG", "TIFF"))
 
 
 def turned() -> Iterator[OddFile]:
@@ -231,10 +229,6 @@ def wide_values() -> Iterator[OddFile]:
         yield OddFile(f"wide-{mode}.tif", saved(flat(mode), "TIFF"))
 
 
-def one(name: str, data: bytes) -> Callable[[], Iterator[OddFile]]:
-    return lambda: iter([OddFile(name, data)])
-
-
 def each(data: bytes, *names: str) -> Callable[[], Iterator[OddFile]]:
     return lambda: (OddFile(name, data) for name in names)
 
@@ -284,16 +278,12 @@ KINDS = [
         "a pointer of Git LFS",
         "left out",
         "`git lfs pull` fetches the picture",
-        one("lfs.png", LFS_POINTER + b"v1\noid sha256:4d7a\nsize 12345\n"),
+        each(LFS_POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "lfs.png"),
         "ValueError: a pointer of Git LFS, not the image",
     ),
     Kind("values of 32 bits", "left out", "save them with 8 or 16", wide_values, "ValueError: mode "),
     Kind(
-        "more than 89 million pixels",
-        "left out",
-        "make it smaller",
-        one("bomb.png", bomb()),
-        "DecompressionBombError: ",
+        "more than 89 million pixels", "left out", "make it smaller", each(bomb(), "bomb.png"), "DecompressionBombError"
     ),
     Kind(
         "photographs of cameras and telephones: HEIC, HEIF, DNG, CR2, NEF, ARW, ...",

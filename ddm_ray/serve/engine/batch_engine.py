@@ -159,19 +159,15 @@ class BatchEngine(EngineThread):
         with self._changed:
             now = self._clock()
             for job in self.scheduler.late(now):
-                self._end(self._parts[job], DeadlineError(f"out of time, {job.velocities} velocities before the end"))
+                self._end(self._parts[job], _out_of_time(job))
             if now >= self._looks_at:
                 self._looks_at = now + LOOK_SECONDS
                 for job in self.scheduler.hopeless(now):
-                    self._end(self._parts[job], self._given_up(job, job.deadline - now))
+                    alone, left = job.velocities * self.scheduler.speed.seconds(job.rows_each), job.deadline - now
+                    refused = OverloadedError("velocities have become slower: more than can be made in time", left)
+                    self._end(self._parts[job], _out_of_time(job) if alone > left else refused)
             for part in [part for part in self._parts.values() if part.future.cancelled()]:
                 self._end(part)
-
-    def _given_up(self, job: Job, left: float) -> ServeError:
-        """Why a job is given up with so many seconds left: it couldn't be in time alone, or not beside others."""
-        if job.velocities * self.scheduler.speed.seconds(job.rows_each) > left:
-            return DeadlineError(f"out of time, {job.velocities} velocities before the end")
-        return OverloadedError("the images can't be made in time any more: velocities have become slower", left)
 
     def pause(self) -> None:
         """Note that another engine has the device now: that is no part of a velocity's time."""
@@ -318,3 +314,7 @@ class BatchEngine(EngineThread):
             part.future.set_exception(error)
         else:
             part.future.set_result(outcome)
+
+
+def _out_of_time(job: Job) -> DeadlineError:
+    return DeadlineError(f"out of time, {job.velocities} velocities before the end")

@@ -5,8 +5,10 @@ Plain classes without a model, a thread or a clock: times are seconds of the cal
 
 import bisect
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from ddm_ray.errors import ServeError
 
@@ -65,12 +67,14 @@ class Speed:
         """Start without any measurement."""
         self._n = self._x = self._y = self._xx = self._xy = 0.0
         self._line = 0.0, 0.0
+        self._newest = deque[tuple[float, float]](maxlen=9)
 
     def ran(self, rows: float, seconds: float) -> None:
         """Learn from one velocity of a batch. It counts at most as LEAP times the usual seconds.
 
         So a velocity that waited for an expert that died makes no request refused, and a lasting change is soon learnt.
         """
+        self._newest.append((rows, seconds))
         if self._n:
             seconds = min(seconds, LEAP * max(self.seconds(rows), self._y / self._n))
         kept = self._memory
@@ -78,6 +82,12 @@ class Speed:
         self._xx, self._xy = kept * self._xx + rows * rows, kept * self._xy + rows * seconds
         if self._x:
             self._line = self._fitted()
+
+    @property
+    def share(self) -> float:
+        """Median share of the expected seconds that the newest nine took, 1 at most: a few that waited don't count."""
+        shares = [seconds / self.seconds(rows) for rows, seconds in self._newest if self.seconds(rows)]
+        return min(1.0, median(shares)) if len(shares) == self._newest.maxlen else 0.0
 
     def seconds(self, rows: float) -> float:
         """Seconds that a velocity of so many rows of networks takes; 0 before any ran."""
@@ -118,9 +128,8 @@ class SharedDevice:
 class Scheduler:
     """Jobs by their deadlines, the earliest first, as many at a time as can share a batch.
 
-    No order meets more deadlines as long as all can be met (Liu and Layland 1973), which `admit` ensures; where
-    velocities become slower, `hopeless` names those to give up. A long job has a late deadline, so it never holds up a
-    short one.
+    No order meets more deadlines as long as all can be met (Liu and Layland 1973), which `admit` ensures. A long job
+    has a late deadline, so it never holds up a short one.
     """
 
     def __init__(
@@ -184,28 +193,22 @@ class Scheduler:
 
     def _share(self, before: Sequence[Job], job: Job, now: float) -> bool:
         """True if a job and all those before it can have batches in common without making one of those late."""
-        jobs = JobSum()
-        for each in (*before, job):
-            jobs.add(each)
-        seconds = self.speed.seconds(jobs.rows_each * min(1.0, self.max_rows / jobs.rows))
+        rows, rows_each = sum(each.rows for each in (*before, job)), sum(each.rows_each for each in (*before, job))
+        seconds = self.speed.seconds(rows_each * min(1.0, self.max_rows / rows))
         return all(seconds <= self._slowest(each, now) for each in before)
 
     def hopeless(self, now: float) -> list[Job]:
-        """Jobs to give up, so that as many others as possible are in time. A job alone isn't given up.
-
-        While the jobs until some deadline take longer than that, the largest of them is given up (Moore 1968).
-        """
+        """Jobs to give up, so that most others are in time: the largest until a missed deadline (Moore 1968)."""
         jobs, lost = self._device.jobs, list[Job]()
         kept, due = list[tuple[Scheduler, Job]](), Load((), self._wait_s(jobs))
-        for owner, job in jobs if len(jobs) > 1 else ():
+        for owner, job in jobs if len(jobs) > 1 else ():  # a job alone is tried until its deadline
             kept.append((owner, job))
             due.add(owner, job)
-            while kept and due.seconds > job.deadline - now:
+            while kept and self.speed.share * due.seconds > job.deadline - now:
                 largest = max(kept, key=lambda owned: owned[1].work)
                 kept.remove(largest)
                 due = Load(kept, due.wait_s)
-                if largest[0] is self:
-                    lost.append(largest[1])
+                lost += [largest[1]] if largest[0] is self else []
         return lost
 
     def _wait_s(self, jobs: "Sequence[tuple[Scheduler, Job]]") -> float:
@@ -215,7 +218,7 @@ class Scheduler:
     def _slowest(self, job: Job, now: float) -> float:
         """Seconds that a velocity of the job's batch may take: more might make it late, unless it is lost anyway."""
         alone, left = self.speed.seconds(job.rows_each), (job.deadline - now) / max(1, job.velocities)
-        # With all of the margin a batch would be small for each job that has waited, and all that come after it late.
+        # All of the margin would make batches small for each job that has waited, and all that come after it late.
         return max(alone, left / math.sqrt(self._margin)) if alone <= HOPE * left else math.inf
 
     def batch(self, now: float) -> list[Job]:
