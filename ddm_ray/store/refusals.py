@@ -19,6 +19,8 @@ ELSEWHERE = "make room there, or name another folder by TMPDIR"
 FULL_BYTES = 2**20
 """A disk with less room is taken for the full one."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_MENDED = dict.fromkeys(_FULL, "free some space there")
+_MENDED[errno.EFBIG] = "raise this shell's limit (ulimit -f unlimited), or choose a file system that has larger files"
 # Errors that may be gone a moment later: of a device, of a network, or of a busy machine. All others need a person.
 _OF_A_MOMENT = re.compile(
     "EIO|ESTALE|ENOENT|EREMOTEIO|EAGAIN|EINTR|EBUSY|ENOLCK|ETXTBSY|EMFILE|ENFILE|ENOMEM|ENOBUFS|EPIPE|ETIMEDOUT"
@@ -43,8 +45,7 @@ def as_storage_error(
         yield
     except kinds as error:
         kind = missing if isinstance(error, FileNotFoundError) else StorageError
-        room = "free some space there" if _number(error) in _FULL else None
-        refused = kind(f"{where}: {refusal(error, where)}", fix or room)
+        refused = kind(f"{where}: {refusal(error, where)}", fix or _MENDED.get(_number(error) or 0))
         refused.passes &= may_pass(error)
         raise refused from None
 
