@@ -20,10 +20,11 @@ def append(run_url: str, settings: tuple[str, ...], source: str | None) -> None:
     Experts and router begin with RUN's trained weights. They train for as many steps as in RUN, or for
     PART.train.steps, from step 0, since the rows come in another order.
 
-    A file is new if RUN has no file of its path below the source. Files that have changed keep their old rows and are
-    named, and so are files that are gone. An image that couldn't be used is tried again if its size has changed. Add
-    new parquet files and tars beside the old ones. Append to the newest run: if you append to RUN again, the result
-    has nothing of what 0001 has learnt. The same command again names the same run, unless there are more new files.
+    A file is new if RUN has no file of its path below the source. Files of another size than before keep their old
+    rows and are named, and so are files that are gone. An image that couldn't be used is tried again if its size
+    has changed. Add new parquet files and tars beside the old ones. Append to the newest run: if you append to RUN
+    again, the result has nothing of what 0001 has learnt. The same command again names the same run, unless there
+    are more new files.
 
     \b
       ddm append runs/mine expert.train.steps=2000
