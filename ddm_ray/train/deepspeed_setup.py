@@ -2,9 +2,6 @@
 
 import logging
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -15,20 +12,6 @@ from ddm_ray.ray_internals import COMPILE, MUON
 
 LAUNCHERS = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL", "PMI_", "PMIX_", "CROSS_")
 """Beginnings of names of variables by which launchers tell a process its rank; torchrun's are set for each world."""
-
-
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drop what processes print: the import tries whether libraries link that aren't used here, and ld complains."""
-    sys.stderr.flush()
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
 
 
 def forget_launchers() -> None:
@@ -47,13 +30,13 @@ def load_deepspeed() -> Any:
     if not torch.cuda.is_available():
         # DeepSpeed chooses its device while it is imported.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with _without_stderr():
-        import deepspeed
+    import deepspeed
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
-    # DeepSpeed would compile this optional CPU communicator for a minute at the first use; gloo does without.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed asks here whether it may compile an optional CPU communicator, for a minute at the first use; gloo does
+    # without. To find out by itself it would compile and link, and ld would complain of libraries that aren't there.
+    deepspeed.ops.__compatible_ops__ = {}
     # DeepSpeed asks of each optimizer whether it is Muon, and compiles that one's kernels when it imports them: that
     # would load all of torch's compiler, 2 s of every start.
     compiler: Any = import_module(COMPILE.module)
