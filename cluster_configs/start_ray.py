@@ -26,7 +26,7 @@ def main() -> int:
             print("start_ray.py: no `ray` on PATH; activate the environment that has it", file=sys.stderr)
             return NOT_FOUND
         lived = False
-        # A handler that runs while this process reads or waits ends Ray, and with that the lines.
+        # From now on a signal ends Ray, and with it the loop over its lines.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_, ray=ray: (leaving.set(), ray.terminate()))
         if leaving.is_set():

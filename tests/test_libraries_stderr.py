@@ -1,4 +1,4 @@
-"""What Ray writes to the terminal is in its logs; what a command writes is in the terminal."""
+"""What Ray would write to the terminal is in its logs; what a command writes is in the terminal."""
 
 import os
 import subprocess

@@ -14,7 +14,7 @@ from ddm_ray.sampling.labels import class_number
 
 def sampled_run(url: str, model: str) -> Run | None:
     """The run at a URL, in which the mixture or the other model is finished; None for a folder that was exported."""
-    if is_exported(url):
+    if (Path(url) / "model_index.json").is_file():
         if model != "mixture":
             raise ConfigError(f"--model {model}: {url} is exported, and holds what it holds; leave it out")
         return None
@@ -22,11 +22,6 @@ def sampled_run(url: str, model: str) -> Run | None:
     for artifact in run.experts if model == "mixture" else [Artifact(model)]:
         run.require(artifact)
     return run
-
-
-def is_exported(url: str) -> bool:
-    """True for a folder that `ddm export` wrote."""
-    return (Path(url) / "model_index.json").is_file()
 
 
 def require_settings(settings: dict[str, Any]) -> None:

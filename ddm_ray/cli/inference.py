@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddm_ray.cli.before_sampling import conditions_of, counts_of, is_exported, require_settings, sampled_run
+from ddm_ray.cli.before_sampling import conditions_of, counts_of, require_settings, sampled_run
 from ddm_ray.cli.command import RUN, OneOf, main, progress, say
 from ddm_ray.cli.devices import DEVICE, device_of
 from ddm_ray.cli.field_options import FieldsCommand
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ddm_ray.pipeline import DDMPipeline
+    from ddm_ray.run.run import Run
 
 LOADING = "loading networks"
 PER_CLASS = 4
@@ -156,7 +157,7 @@ def sample(
         require_matplotlib()
 
     with progress(run_url, "sample", LOADING) as report:
-        pipeline = _opened(run_url, model, device_of(device), phase(report, 0.0, 0.1))
+        pipeline = _opened(run_url, run, model, device_of(device), phase(report, 0.0, 0.1))
         components = pipeline.components
         num_classes = components.models.info.num_classes
         names, conditions = conditions_of(run_url, num_classes, components.class_names, classes, prompts)
@@ -209,16 +210,16 @@ def _require_folder(out_dir: str) -> None:
         raise ConfigError(f"--out-dir {out_dir}: {error.strerror}; name a folder in one that exists") from None
 
 
-def _opened(run_url: str, model: Any, device: str, on_progress: OnProgress) -> "DDMPipeline":
-    """The pipeline of a run, or of a folder that was exported."""
+def _opened(run_url: str, run: "Run | None", model: Any, device: str, on_progress: OnProgress) -> "DDMPipeline":
+    """The pipeline of a run, or, if there is none, of the folder that was exported."""
     from ddm_ray.pipeline import DDMPipeline
 
     def on_loaded(loaded: int, total: int) -> None:
         on_progress(loaded / total, f"{LOADING}: {loaded} of {total}")
 
-    if is_exported(run_url):
+    if run is None:
         return DDMPipeline.from_pretrained(run_url, device, on_loaded=on_loaded)
-    return DDMPipeline.from_run(run_url, device, model, on_loaded=on_loaded)
+    return DDMPipeline.from_run(run, device, model, on_loaded=on_loaded)
 
 
 def _show(picture: "Image") -> None:
@@ -264,7 +265,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
         from ddm_ray.sampling import pretrained
 
         with progress(run_url, "export", LOADING) as report:
-            pipeline = _opened(run_url, model, "cpu", phase(report, 0.0, 0.5))
+            pipeline = _opened(run_url, run, model, "cpu", phase(report, 0.0, 0.5))
             on_written = partial(_written, phase(report, 0.5, 0.99))
             pretrained.save(pipeline.components, folder, overwrite, on_written)
         say(f"{folder}: model_index.json and one folder for each component; next: {ddm_line('sample', folder)}")
@@ -274,7 +275,7 @@ def export(run_url: str, folder: str, model: Any, license_name: str | None, over
 
     assert run is not None  # only a mixture is in a folder that was exported
     with progress(run_url, "export", LOADING) as report:
-        components = _opened(run_url, model, "cpu", phase(report, 0.0, 0.5)).components
+        components = _opened(run_url, run, model, "cpu", phase(report, 0.0, 0.5)).components
         report(0.5, "writing")
         save_dense(components, model_card(run, model, license_name), folder, overwrite)
     say(f"{folder}: a pipeline that diffusers opens without ddm-ray; README.md says how")

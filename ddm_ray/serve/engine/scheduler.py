@@ -84,10 +84,10 @@ class Speed:
             self._line = self._fitted()
 
     @property
-    def share(self) -> float:
-        """Median share of the expected seconds that the newest nine took, 1 at most: a few that waited don't count."""
-        shares = [seconds / self.seconds(rows) for rows, seconds in self._newest if self.seconds(rows)]
-        return min(1.0, median(shares)) if len(shares) == self._newest.maxlen else 0.0
+    def median_ratio(self) -> float:
+        """Median of measured by expected seconds of the newest nine, 1 at most: a few that waited don't count."""
+        ratios = [seconds / self.seconds(rows) for rows, seconds in self._newest if self.seconds(rows)]
+        return min(1.0, median(ratios)) if len(ratios) == self._newest.maxlen else 0.0
 
     def seconds(self, rows: float) -> float:
         """Seconds that a velocity of so many rows of networks takes; 0 before any ran."""
@@ -178,7 +178,7 @@ class Scheduler:
         position = bisect.bisect_right(jobs, job.deadline, key=lambda owned: _deadline(owned[1]))
         due, with_it = Load(jobs[:position], wait), Load([*jobs[:position], (self, job)], wait)
         own = [other for owner, other in jobs[:position] if owner is self]
-        alone = 0.0 if self._share(own, job, now) else job.velocities * self.speed.seconds(job.rows_each)
+        alone = 0.0 if self._can_share(own, job, now) else job.velocities * self.speed.seconds(job.rows_each)
         apart = max(0.0, due.seconds + alone - with_it.seconds)
         late = self._margin * (with_it.seconds + apart) - (job.deadline - now)
         for owner, other in jobs[position:]:
@@ -191,7 +191,7 @@ class Scheduler:
         if late > 0:
             raise OverloadedError("more images are asked for than can be made in time", late)
 
-    def _share(self, before: Sequence[Job], job: Job, now: float) -> bool:
+    def _can_share(self, before: Sequence[Job], job: Job, now: float) -> bool:
         """True if a job and all those before it can have batches in common without making one of those late."""
         rows, rows_each = sum(each.rows for each in (*before, job)), sum(each.rows_each for each in (*before, job))
         seconds = self.speed.seconds(rows_each * min(1.0, self.max_rows / rows))
@@ -199,12 +199,12 @@ class Scheduler:
 
     def hopeless(self, now: float) -> list[Job]:
         """Jobs to give up, so that most others are in time: the largest until a missed deadline (Moore 1968)."""
-        jobs, lost = self._device.jobs, list[Job]()
+        jobs, lost, ratio = self._device.jobs, list[Job](), self.speed.median_ratio
         kept, due = list[tuple[Scheduler, Job]](), Load((), self._wait_s(jobs))
         for owner, job in jobs if len(jobs) > 1 else ():  # a job alone is tried until its deadline
             kept.append((owner, job))
             due.add(owner, job)
-            while kept and self.speed.share * due.seconds > job.deadline - now:
+            while kept and ratio * due.seconds > job.deadline - now:
                 largest = max(kept, key=lambda owned: owned[1].work)
                 kept.remove(largest)
                 due = Load(kept, due.wait_s)
