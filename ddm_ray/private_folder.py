@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddm_ray.spelling import one_line
 from ddm_ray.store.disk import locked
-from ddm_ray.store.refusals import as_temporary_error, temporary_folder
+from ddm_ray.store.refusals import ELSEWHERE, as_temporary_error, temporary_folder
 
 PREFIX, LOCK, CORES, LIBRARIES = "ddm-ray-", "lock", "cores", "driver-stderr.log"
 MAX_FOLDER_BYTES = 20
@@ -35,7 +35,7 @@ def private_folder(cores: float = 0.0) -> Iterator[str]:
             shutil.rmtree(lock.parent, ignore_errors=True)
     place = _place()
     with ExitStack() as stack:
-        with as_temporary_error(place):
+        with as_temporary_error(place, f"{ELSEWHERE}, with a path of {MAX_FOLDER_BYTES} bytes at most"):
             made = tempfile.TemporaryDirectory(prefix=PREFIX, dir=place, ignore_cleanup_errors=True)
             folder = stack.enter_context(made)
             Path(folder, CORES).write_text(f"{os.getpid()} {cores:g}")

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray import cli
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import Artifact, shard
@@ -188,20 +189,21 @@ def test_status_goes_on_past_what_is_damaged(begun: Path) -> None:
     done = CliRunner().invoke(cli.main, ["status", run.url, "--long"])
     assert done.exit_code == 0
     assert re.search(r"partition +damaged .*_MANIFEST.json: not whole", done.output)
-    assert re.search(rf"rows +damaged .*{part.name} is gone or cut short; mend it with: ddm doctor", done.output)
+    assert re.search(rf"rows +damaged .*{part.name}: gone or cut short; mend it with: ddm doctor", done.output)
     assert re.search(r"monolith +(waiting|damaged)", done.output)
 
 
 def test_doctor_mends_by_the_commands_that_it_names(island: Island, tmp_path: Path) -> None:
-    run = commit_rows(str(tmp_path / "run"))
+    run = commit_rows(str(tmp_path / "it's; mine"))
     partition(run)
     before = Folder(Path(run.url))
+    line = ddm_line("partition", run.url)
     (Path(run.url) / shard(0) / "train-00000.parquet").unlink()
     advised = ddm("doctor", run.url)
-    assert advised.returncode == 1 and f"_MANIFEST.json, then: ddm partition {run.url}\n" in advised.stdout
+    assert advised.returncode == 1 and f"--mend deletes its record, then: {line}\n" in advised.stdout
     mended = ddm("doctor", run.url, "--mend", RAY_ADDRESS=island.ray)
     assert mended.returncode == 0, mended.stdout + mended.stderr
-    assert f"now: ddm partition {run.url}\n" in mended.stdout
+    assert f"now: {line}\n" in mended.stdout
     assert before.now() == before.files
 
 

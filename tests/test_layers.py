@@ -32,7 +32,9 @@ SAMPLING = BESIDE | {"core", "models", "pictures", "sampling"}
 RIM = SAMPLING | {"data", "train", "serve", "islands", "evaluate", "private_folder", "ray_session", "watch"}
 # What each part of ddm_ray may import from the others.
 BELOW: dict[str, set[str]] = {
-    **{name: set() for name in (*sorted(TEXT), "__init__", "environment", "memory", "remedies", "submitted")},
+    **{
+        name: set() for name in (*sorted(TEXT), "__init__", "environment", "memory", "remedies", "signals", "submitted")
+    },
     "errors": {"remedies", "spelling"},
     "exit_codes": {"errors"},
     "config": {"errors", "remedies", "spelling"},
@@ -51,17 +53,17 @@ BELOW: dict[str, set[str]] = {
     "sampling": BESIDE | {"core", "models", "pictures"},
     "data": SAMPLING | {"environment", "memory"},
     "train": SAMPLING | {"data", "cores", "environment", "memory", "ray_session", "ray_internals"},
-    "serve": SAMPLING | {"data", "ray_session", "ray_internals"},
+    "serve": SAMPLING | {"data", "ray_session", "ray_internals", "signals"},
     "islands": SAMPLING | {"data", "cores", "memory", "train", "ray_internals"},
     "evaluate": SAMPLING | {"data", "train"},
     "pipeline": SAMPLING,
     "demo": RIM | {"cores", "pipeline"},
-    "cli": RIM | {"cores", "environment", "exit_codes", "pipeline", "demo"},
+    "cli": RIM | {"cores", "environment", "exit_codes", "pipeline", "demo", "signals"},
 }
 # The tables that configuration and mathematics share; torch-free, as both their readers need them.
 TABLES = {"core.names", "core.solvers"}
 STDLIB_ONLY = {"__init__", "cores", "errors", "exit_codes", "memory", "remedies", "submitted"} | TEXT
-STDLIB_ONLY |= TABLES | {"environment"}
+STDLIB_ONLY |= TABLES | {"environment", "signals"}
 WITHOUT_TORCH = STDLIB_ONLY | {"config", "placement", "store", "run", "jobs", "watch"}
 DEEPSPEED = {"train.deepspeed_setup"}
 # Where Ray is the point. The command line imports it through these and `ray_session` alone.

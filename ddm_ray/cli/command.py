@@ -15,11 +15,11 @@ import click
 
 from ddm_ray import __version__
 from ddm_ray.cli.fixes import ddm_line, phrase
-from ddm_ray.cli.signals import Ended, signals_end_it
 from ddm_ray.environment import prepare_ray, quiet_pillow
 from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
 from ddm_ray.run.graph import EXTRAS, KINDS, Artifact, expert
+from ddm_ray.signals import Ended, signals_end_it
 from ddm_ray.spelling import escape_unprintable, meant
 
 RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."

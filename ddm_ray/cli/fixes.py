@@ -69,17 +69,19 @@ def option(argument: str) -> str:
 
 def command(run_url: str, artifact: str) -> str:
     """The command that makes an artifact of a run."""
+    again = {"reference": "the same command again", "beginning": "the same ddm init again"}
+    return again.get(Artifact(artifact).kind) or ddm_line(*command_words(run_url, artifact))
+
+
+def command_words(run_url: str, artifact: str) -> list[str]:
+    """The words after `ddm` that make an artifact of a run."""
     made = Artifact(artifact)
     if made.kind == "evaluation":
-        return ddm_line("evaluate", run_url, "--name", made.name or "")
-    if made.kind == "reference":
-        return "the same command again"
-    if made.kind == "beginning":
-        return "the same ddm init again"
+        return ["evaluate", run_url, "--name", made.name or ""]
     if made.trains:
-        return ddm_line("train", run_url, *words(artifact))
+        return ["train", run_url, *words(artifact)]
     owner = [] if made.cluster is None else ["--cluster", str(made.cluster)]
-    return ddm_line(made.stage, run_url, *owner, *(["--source", "URI"] if owner and made.kind == "rows" else []))
+    return [made.stage, run_url, *owner, *(["--source", "URI"] if owner and made.kind == "rows" else [])]
 
 
 def ddm_line(*words: str) -> str:

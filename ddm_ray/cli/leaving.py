@@ -3,15 +3,15 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from socket import gethostname
 from typing import Any
 
 from ddm_ray.cli.command import waiting
-from ddm_ray.cli.signals import first_signal_noted
 from ddm_ray.errors import DDMError, InTraining, Left
 from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact
+from ddm_ray.signals import first_signal_noted
 from ddm_ray.spelling import some
 
 LOOK_SECONDS = 0.5
@@ -20,8 +20,8 @@ Watch = Callable[[list[Any]], None]
 
 
 @contextmanager
-def saving_first(run: Any, artifacts: Sequence[Artifact], watch: Watch) -> Iterator[Watch]:
-    """Yield a `watch` for `train_all` that ends these trainings once a signal has come, each with its state saved.
+def saving_first(run: Any, artifacts: Sequence[Artifact], watch: Watch) -> Iterator[tuple[Watch, Callable[[], bool]]]:
+    """Yield `watch` and `leaving` for `train_all`: once a signal has come, these trainings end with their states saved.
 
     The second signal ends the command at once. Raises Left, with the steps that are saved.
     """
@@ -29,15 +29,16 @@ def saving_first(run: Any, artifacts: Sequence[Artifact], watch: Watch) -> Itera
         asked: set[str] = set()
 
         def watch_and_leave(statuses: list[Any]) -> None:
-            watch(statuses)
-            if came():
+            if came.is_set():
                 _leave(run, statuses, asked)
+            with suppress(OSError):  # of a terminal that is closed, or a log on a full disk: neither ends a training
+                watch(statuses)
 
         try:
-            yield watch_and_leave
+            yield watch_and_leave, came.is_set
         except DDMError as error:
             # Where all processes got the signal, Ray is gone before a state is saved.
-            if came() and error.passes:
+            if came.is_set() and error.passes:
                 raise Left(_saved(run, artifacts)) from None
             raise
 

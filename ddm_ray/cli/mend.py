@@ -1,10 +1,9 @@
 """A run's artifacts, examined, and mended if `ddm doctor` is asked to."""
 
-import shlex
+import click
 
 from ddm_ray.cli.command import main, say, say_checked
-from ddm_ray.cli.fixes import command, ddm_line, phrase
-from ddm_ray.errors import DDMError
+from ddm_ray.cli.fixes import command, command_words, ddm_line, phrase
 from ddm_ray.jobs.examination import Finding, errors_of, examine
 from ddm_ray.jobs.living_launches import living_launches
 from ddm_ray.jobs.mending import Mending, delete_records, drop_if_different, mending, needed_by
@@ -12,7 +11,6 @@ from ddm_ray.remedies import Resume
 from ddm_ray.run.graph import KINDS, Artifact, trained_of
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
-from ddm_ray.spelling import duration, shell_line
 
 
 def examined(run: Run, run_url: str, deep: bool, mends: bool) -> int:
@@ -22,7 +20,7 @@ def examined(run: Run, run_url: str, deep: bool, mends: bool) -> int:
         mended = mending(run, finding, deep)
         damaged += [mended] if mended else []
         wrong += finding.error is not None
-        say_checked(finding.artifact, _advice(run, finding, mended))
+        say_checked(finding.artifact, _words(run, finding, mended))
     if not damaged:
         return wrong
     if not mends:
@@ -32,42 +30,33 @@ def examined(run: Run, run_url: str, deep: bool, mends: bool) -> int:
     return wrong - _mend(run, damaged, deep)
 
 
-def _advice(run: Run, finding: Finding, mended: Mending | None) -> str:
-    """Words on the damage of an artifact, with the remedy; empty if it is sound."""
+def _words(run: Run, finding: Finding, mended: Mending | None) -> str:
+    """Words on the damage of an artifact, and what mends it; empty if it is sound."""
     if (error := finding.error) is None:
         return ""
     if mended is not None:
-        return _with_fix(error, _remedy(run, mended)).text(phrase)
+        return f"{error.message}; {_cost(run, mended)}"
     if finding.only_charts and not run.inherits(finding.artifact):
-        return _with_fix(error, "only charts of its training need it, and no training state has it: leave it").text(
-            phrase
-        )
+        return f"{error.message}; only charts of its training need it, and no training state has it: leave it"
     return error.text(phrase)
 
 
-def _with_fix(error: DDMError, fix: str) -> DDMError:
-    """The error with another remedy."""
-    return type(error)(error.message, fix)
-
-
-def _remedy(run: Run, mended: Mending) -> str:
-    """Words on what --mend does, which a person can follow by hand as far as that is possible."""
+def _cost(run: Run, mended: Mending) -> str:
+    """Words on what --mend does, and the steps of training that it costs."""
     if mended.rewrites:
         return f"its training state of step {mended.step} has the same bytes, and --mend writes them again"
-    records = " and ".join(shell_line(f"{run.url}/{key}") for key in mended.delete)
     if not mended.make.trains:
-        return f"delete {records}, then: {command(run.url, mended.make)}"
+        return f"--mend deletes its record, then: {command(run.url, mended.make)}"
     again = phrase(Resume(run.url, mended.make, mended.step))
     if mended.finding.names == (NAME,):
         return f"--mend writes it again by the published weights, if they are sound; without them {again}"
-    cost = f", of {mended.steps} that took {duration(mended.seconds)}" if mended.seconds and mended.trains_again else ""
-    return f"no state of its last step is sound: delete {records}, then {again}{cost}"
+    return f"no state of its last step is sound: --mend deletes its manifest, then {again} of {mended.steps}"
 
 
 def _mend(run: Run, damaged: list[Mending], deep: bool) -> int:
     """Mend, and print what was done and what is left. Return the number of artifacts that are sound now."""
     alive = [each.artifact for each in living_launches(run.store, trained_of(run.config))]
-    order, made = list(KINDS), dict[str, Artifact]()
+    order, made = list(KINDS), dict[tuple[str, ...], Artifact]()
     for mended in sorted(damaged, key=lambda each: order.index(each.make.kind)):
         artifact, line = mended.finding.artifact, command(run.url, mended.make)
         if user := needed_by(run, artifact, alive):
@@ -79,12 +68,14 @@ def _mend(run: Run, damaged: list[Mending], deep: bool) -> int:
         elif delete_records(run, mended, deep):
             say(f"{artifact}: deleted {', '.join(mended.delete)}")
             if mended.made_at_once:
-                made[line] = mended.make
+                made[*command_words(run.url, mended.make)] = mended.make
             else:  # a training may take days: a person chooses where
                 say(f"next: {line}")
-    for line, artifact in made.items():
-        say(f"now: {line}")
-        main.main(shlex.split(line)[1:], standalone_mode=False)  # prints its own errors
+    for words, artifact in made.items():
+        say(f"now: {ddm_line(*words)}")
+        code = main.main(list(words), standalone_mode=False)  # prints its own errors
+        if code and code > 128:
+            click.get_current_context().exit(code)  # a signal has ended it
         if drop_if_different(run, artifact):
             say(f"{artifact}: made again it isn't what others were made from, as its source has changed; they stay as")
             say(f"  they are, and {artifact} unfinished, which only more rows or another partition would need")

@@ -238,14 +238,16 @@ def _train(
         site = site.model_copy(update={"train": sharing_idle_cores(site.train, len(artifacts))})
     asked = min(usable_cores(), len(artifacts) * site.train.workers.min * site.train.asked.get("CPU", 0.0))
     with (
-        saving_first(run, artifacts, watch) as watch_and_leave,
         ray_session(ray_address, token_file, asked) as private,
+        saving_first(run, artifacts, watch) as (watch_and_leave, leaving),
     ):
         tell_of_workers("train", site.train.use_gpu, cluster_total("GPU"))
         placements = dict.fromkeys(artifacts, site.train)
         if private and len(artifacts) > 1 and not site.train.use_gpu:
             placements = _with_memory(run, artifacts, site.train)
-        train_all(run, artifacts, placements, watch_and_leave, not private, launch, site.name, starting, keep_logs)
+        train_all(
+            run, artifacts, placements, watch_and_leave, not private, launch, site.name, starting, keep_logs, leaving
+        )
 
 
 def sharing_idle_cores(placement: Any, jobs: int) -> Any:

@@ -7,12 +7,12 @@ import click
 
 from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, say_extensions, with_extras
 from ddm_ray.cli.fixes import by, words
-from ddm_ray.cli.signals import first_signal_noted
 from ddm_ray.cli.train import sharing_idle_cores
 from ddm_ray.errors import ConfigError
 from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact, trained_of, wanted_of
+from ddm_ray.signals import first_signal_noted
 
 
 @main.command()
@@ -95,7 +95,7 @@ def work(
 
     fields: dict[str, Any] = {"job": job, "holds": "", "waits": "", "speed": last_speed(run.store, site.name)}
     with (
-        first_signal_noted() as leaving,
+        first_signal_noted() as left,
         WorkerHeartbeat(run.store, site.name, lease, **fields) as heartbeat,
         LiveView(
             f"{run.url}, island {heartbeat.id}", [*trained, site.name], clock=False, phrase=by("an island at work")
@@ -109,7 +109,7 @@ def work(
                 how = sharing_idle_cores(how, 1)
             # One session per job, so that a waiting worker holds no Ray.
             with losses_of_ray(), ray_session(*where, how.asked.get("CPU", 0.0)) as private:
-                train_all(run, [launch.artifact], how, watch, not private, launch, lost=keep_logs)
+                train_all(run, [launch.artifact], how, watch, not private, launch, lost=keep_logs, leaving=left.is_set)
 
         def require_room() -> None:
             require_ray(site.ray(address)[0])
@@ -123,11 +123,11 @@ def work(
             view.show(site.name, min(0.99, sum(done.values()) / len(done)), doing)
 
         observer = RunObserver(run, trained, work_of(run))
-        worker = IslandWorker(run, heartbeat, observer, train, report, require_room, leaving, job)
+        worker = IslandWorker(run, heartbeat, observer, train, report, require_room, left.is_set, job)
         end = worker.run_to_end()
     say(f"{site.name}: {end}")
     say_extensions(run)
-    if leaving():
+    if left.is_set():
         click.get_current_context().exit(EXIT_AGAIN)
 
 

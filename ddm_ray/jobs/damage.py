@@ -21,7 +21,7 @@ _POINTER = re.compile(r"_[a-z]+/[A-Z]+\.json")
 
 @dataclass(frozen=True)
 class Damage:
-    """A file `name` of an artifact, or its manifest, that is gone or altered. `what`: the predicate, or a sentence."""
+    """A file `name` of an artifact, or its manifest, that is gone or altered. `what`: as `gone`."""
 
     artifact: Artifact
     name: str
@@ -33,11 +33,11 @@ class Damage:
         return self.artifact.trains and self.name.rpartition("/")[2] == CURVE
 
     def error(self, run: Run, seen_from: Artifact | None = None) -> CorruptArtifact:
-        """The error that names the file, and the remedy. `seen_from`: the artifact that the words beside it name."""
+        """The error that names the file, and the remedy. `seen_from`: the run's artifact that the words beside it name."""
         key = f"{self.artifact}/{self.name}"
-        short, holder = self.what.startswith("is "), _holder(run, key)
-        where = key.removeprefix(f"{seen_from}/") if short and seen_from else f"{holder.url}/{key}"
-        return CorruptArtifact(f"{where}{' ' if short else ': '}{self.what}", holder.mend(self.artifact))
+        holder = _holder(run, key)
+        where = key.removeprefix(f"{seen_from}/") if seen_from and holder is run else f"{holder.url}/{key}"
+        return CorruptArtifact(f"{where}: {self.what}", holder.mend(self.artifact))
 
 
 def _holder(run: Run, key: str) -> Run:
@@ -72,7 +72,7 @@ def _of_part(run: Run, part: Artifact, listed: FileRecord, lists: bool, deep: bo
         yield Damage(part, NAME, "altered since it was written")
         return
     if manifest is None or sha256(manifest.to_json()) != listed.sha256:
-        yield Damage(part, NAME, "is another one than is listed" if manifest else "is gone or cut short")
+        yield Damage(part, NAME, "another one than is listed" if manifest else "gone or cut short")
     else:
         yield from damages(run, manifest, lists=lists, deep=deep)
 
@@ -92,18 +92,18 @@ def _of_files(
         try:
             manifest = with_all_files(run, manifest)
         except CorruptArtifact:
-            yield Damage(artifact, listed, "isn't the list that was written")
+            yield Damage(artifact, listed, "not the list that was written")
             return
     for name, record in manifest.files.items():
         if name.rpartition("/")[2] == NAME and name != NAME:
             continue  # a part's
         if sizes.get(name) != record.bytes:
-            yield Damage(artifact, name, "is gone or cut short")
+            yield Damage(artifact, name, "gone or cut short")
         elif deep:
             try:
                 run.check(manifest, name)
             except CorruptArtifact:
-                yield Damage(artifact, name, "checksum differs from its manifest's")
+                yield Damage(artifact, name, "checksum differs")
     if deep and not artifact.trains:
         yield from _of_records(run, manifest, sizes)
 
@@ -133,4 +133,4 @@ def _of_records(run: Run, manifest: Manifest, sizes: Mapping[str, int]) -> Itera
                 record, file = FileRecord(**fields["file_record"]), f"{name.rpartition('/')[0]}/{fields['file']}"
                 run.check(Manifest(artifact, manifest.identity, {file: record}, {}), file)
         except (CorruptArtifact, FileNotFoundError, TypeError):
-            yield Damage(artifact, name, "it, or what it names, is altered since it was written")
+            yield Damage(artifact, name, "altered since it was written, or what it names is")

@@ -27,14 +27,12 @@ class Finding:
     """An artifact that was examined, and what is wrong with it; None if it is sound.
 
     `names`: its damaged files, if that is what is wrong. `only_charts`: nothing but charts of a training needs them.
-    `state`: they are of a training state, or of weights from before the end, which the artifact itself doesn't need.
     """
 
     artifact: Artifact
     error: DDMError | None = None
     names: tuple[str, ...] = ()
     only_charts: bool = False
-    state: bool = False
 
 
 def examine(run: Run, deep: bool = False) -> Iterator[Finding]:
@@ -90,7 +88,10 @@ def errors_of(run: Run, artifact: Artifact, deep: bool) -> list[DDMError]:
 
 
 def _of_attempts(run: Run, artifact: Artifact) -> Iterator[Finding]:
-    """A finding for each damaged state of a training job, and for damaged weights from before its end."""
+    """A finding for each damaged state of a training job, and for damaged weights from before its end.
+
+    It has no `names`: the artifact itself doesn't need them.
+    """
     own = ""  # the folder of the artifact's own weights, which are examined with it
     with suppress(CorruptArtifact):
         if manifest := run.manifest(artifact):
@@ -105,7 +106,7 @@ def _of_attempts(run: Run, artifact: Artifact) -> Iterator[Finding]:
             wrong = altered_file(run.store, f"{artifact}/{folder}")
             if wrong and run.store.exists(key):  # a newer attempt may have deleted it while it was read
                 error = CorruptArtifact(f"{folder}/{wrong}: gone or altered; {user}")
-                yield Finding(artifact, error, (f"{folder}/{wrong}",), state=True)
+                yield Finding(artifact, error)
 
 
 def altered_file(store: Store, prefix: str) -> str | None:

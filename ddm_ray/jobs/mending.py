@@ -27,7 +27,7 @@ class Mending:
 
     `rewrites`: its files can be written again as they were, from the training state after the last step. Otherwise
     `delete`: keys of the records that are deleted first, and `make`: the artifact that is then to be made. `step`:
-    for a training job, the step from which it goes on, of `steps`; `seconds`: how long it trained, if that is known.
+    for a training job, the step from which it goes on, of `steps`.
     """
 
     finding: Finding
@@ -36,18 +36,12 @@ class Mending:
     rewrites: bool = False
     step: int = 0
     steps: int = 0
-    seconds: float | None = None
 
     @property
     def made_at_once(self) -> bool:
         """True if a command without further arguments makes it, and no training."""
         owned = self.make.kind == "rows" and self.make.cluster is not None
         return self.make.stage not in ("begin", "train") and self.make.kind != "reference" and not owned
-
-    @property
-    def trains_again(self) -> bool:
-        """True if steps of a training have to be done again."""
-        return self.make.trains and self.step < self.steps
 
 
 def mending(run: Run, finding: Finding, deep: bool) -> Mending | None:
@@ -58,7 +52,7 @@ def mending(run: Run, finding: Finding, deep: bool) -> Mending | None:
     that this one extends.
     """
     artifact = finding.artifact
-    if not finding.names or finding.state or any(run.inherits(f"{artifact}/{name}") for name in finding.names):
+    if not finding.names or any(run.inherits(f"{artifact}/{name}") for name in finding.names):
         return None
     make = committed_by_stage(run.config, artifact)
     if not artifact.trains:
@@ -70,12 +64,10 @@ def mending(run: Run, finding: Finding, deep: bool) -> Mending | None:
     if finding.names == (NAME,):
         return Mending(finding, make, (f"{artifact}/{NAME}",), step=step, steps=steps)
     manifest = run.manifest(artifact)
-    info = TrainedInfo.of(manifest) if manifest else None
-    rewrites = bool(info and any(state.step == info.step for state in states))
+    rewrites = bool(manifest and any(state.step == TrainedInfo.of(manifest).step for state in states))
     if finding.only_charts and not rewrites:
         return None
-    seconds = info.seconds if info else None
-    return Mending(finding, make, (f"{artifact}/{NAME}",), rewrites, step, steps, seconds)
+    return Mending(finding, make, (f"{artifact}/{NAME}",), rewrites, step, steps)
 
 
 def sound_states(run: Run, artifact: Artifact, deep: bool = False) -> list[SavedState]:

@@ -5,8 +5,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from ddm_ray.errors import DDMError, StorageError
 from ddm_ray.remedies import Fix
@@ -15,7 +15,7 @@ from ddm_ray.spelling import one_line, printable
 # Metadata services of clouds. A client without a key asks them for one.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
 ELSEWHERE = "make room there, or name another folder by TMPDIR"
-"""Remedy for a temporary folder that is full."""
+"""Remedy for a temporary folder that is full, or closed to this user."""
 FULL_BYTES = 2**20
 """A disk with less room is taken for the full one."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -24,7 +24,8 @@ _MENDED[errno.EFBIG] = "raise this shell's limit (ulimit -f unlimited), or choos
 # Errors that may be gone a moment later: of a device, of a network, or of a busy machine. All others need a person.
 _OF_A_MOMENT = re.compile(
     "EIO|ESTALE|ENOENT|EREMOTEIO|EAGAIN|EINTR|EBUSY|ENOLCK|ETXTBSY|EMFILE|ENFILE|ENOMEM|ENOBUFS|EPIPE|ETIMEDOUT"
-    "|ENET(DOWN|UNREACH|RESET)|ECONN(ABORTED|RESET|REFUSED)|ENOTCONN|ESHUTDOWN|EHOST(DOWN|UNREACH)"
+    "|ENET(DOWN|UNREACH|RESET)|ECONN(ABORTED|RESET|REFUSED)|ENOTCONN|ESHUTDOWN|EHOST(DOWN|UNREACH)|EADDRNOTAVAIL"
+    "|ECANCELED|EPROTO|ECOMM|ENOLINK|ENONET"
 )
 # obstore's errors have the number only in their text.
 _NUMBER = re.compile(r"\(os error (\d+)\)")
@@ -36,16 +37,18 @@ def as_storage_error(
     fix: Fix | None = None,
     kinds: tuple[type[BaseException], ...] = (OSError,),
     missing: type[DDMError] = StorageError,
+    fixes: Mapping[int, Fix] = _MENDED,
 ) -> Iterator[None]:
     """Turn exceptions of these `kinds` into a StorageError of one line that begins with `where`.
 
-    `missing`: the error that replaces a FileNotFoundError.
+    Its remedy is `fix`, else that in `fixes` for the system's number. `missing`: the error that replaces a
+    FileNotFoundError.
     """
     try:
         yield
     except kinds as error:
         kind = missing if isinstance(error, FileNotFoundError) else StorageError
-        refused = kind(f"{where}: {refusal(error, where)}", fix or _MENDED.get(_number(error) or 0))
+        refused = kind(f"{where}: {refusal(error, where)}", fix or fixes.get(_number(error) or 0))
         refused.passes &= may_pass(error)
         raise refused from None
 
@@ -58,18 +61,25 @@ def temporary_folder() -> str:
         raise StorageError(one_line(error.strerror or error), ELSEWHERE, passes=False) from None
 
 
-def as_temporary_error(folder: str | None = None) -> AbstractContextManager[None]:
-    """Turn local disk errors in a temporary folder, by default the system's, into a StorageError of one line."""
-    return as_storage_error(folder or temporary_folder(), ELSEWHERE)
+def as_temporary_error(folder: str | None = None, elsewhere: str = ELSEWHERE) -> AbstractContextManager[None]:
+    """Turn local disk errors in a temporary folder, by default the system's, into a StorageError of one line.
+
+    `elsewhere`: the remedy if the folder is full, or closed to this user.
+    """
+    fixes = _MENDED | dict.fromkeys((*_FULL, errno.EACCES, errno.EPERM, errno.EROFS), elsewhere)
+    return as_storage_error(folder or temporary_folder(), fixes=fixes)
 
 
 def without_a_name(error: OSError) -> str:
     """One line for a system's error that doesn't say of which file: for a full disk it names the folder, if it can."""
     if error.errno not in _FULL:
         return f"storage: {refusal(error)}"
-    likely = [temporary_folder(), os.getcwd()]
-    full = [folder for folder in likely if shutil.disk_usage(folder).free < FULL_BYTES]
-    return f"{' or '.join(full or likely)}: {refusal(error)}; {ELSEWHERE}"
+    full = list[str]()
+    for likely in (temporary_folder, os.getcwd):
+        with suppress(OSError, StorageError):  # no temporary folder is left, or the current one is deleted
+            if shutil.disk_usage(folder := likely()).free < FULL_BYTES:
+                full.append(folder)
+    return f"{' or '.join(full) or 'storage'}: {refusal(error)}; {ELSEWHERE}"
 
 
 def may_pass(error: BaseException) -> bool:

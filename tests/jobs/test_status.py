@@ -284,7 +284,7 @@ def test_a_report_is_looked_at_once_it_is_committed(partitioned: Run) -> None:
         (damaged,) = [surveyed for surveyed in survey(partitioned) if surveyed.artifact == REPORT]
         remedy = f"mend it with: ddm doctor {partitioned.url} --deep --mend"
         assert damaged.state == "damaged"
-        assert describe(damaged, phrase) == f"report.html is gone or cut short; {remedy}"
+        assert describe(damaged, phrase) == f"report.html: gone or cut short; {remedy}"
 
 
 def test_a_reference_of_other_features_is_not_judged(partitioned: Run) -> None:

@@ -156,7 +156,7 @@ def test_status_sees_what_sizes_show_of_the_parts_of_a_partition(run: Run) -> No
         path.write_bytes(data[:-1])
         [status] = [each for each in survey(run) if each.state == "damaged"]
         place = path.relative_to(Path(run.url) / PARTITION)
-        assert status.artifact == PARTITION and str(status.error).startswith(f"{place} is gone or cut short; mend")
+        assert status.artifact == PARTITION and str(status.error).startswith(f"{place}: gone or cut short; mend")
         path.write_bytes(data)
     assert all(each.state in ("finished", "waiting") for each in survey(run))
 
@@ -169,7 +169,7 @@ def test_in_a_bucket(finished: Run, tmp_path: Path) -> None:
         run = Run.open(upload(tmp_path / "run", "damaged"))
         assert run.url == f"s3://{BUCKET}/damaged"
         assert damaged_files(run, deep=True) == [(shard(0), "train-00000.parquet"), (EXPERT, PUBLISHED[0])]
-        with pytest.raises(CorruptArtifact, match=r"experts/000/.*/ema.safetensors is gone or cut short; mend"):
+        with pytest.raises(CorruptArtifact, match=r"experts/000/.*/ema.safetensors: gone or cut short; mend"):
             require_sound(run, [STUDENT])
         code, words = doctor(run, "--mend")
         assert code == 0, words
@@ -190,7 +190,7 @@ def test_who_would_train_on_a_lost_shard_refuses_in_one_line(run: Run, command: 
     ended = CliRunner().invoke(main, given)
     assert ended.exit_code == 1
     [line] = [line for line in ended.output.splitlines() if line.startswith("error: ")]
-    assert line == f"error: {lost} is gone or cut short; mend it with: ddm doctor {run.url} --deep --mend"
+    assert line == f"error: {lost}: gone or cut short; mend it with: ddm doctor {run.url} --deep --mend"
     assert before.now() == before.files
 
 
@@ -203,6 +203,16 @@ def test_charts_that_nothing_can_make_again_are_left_out(run: Run) -> None:
     assert before.now() == before.files
     require_sound(run, [STUDENT])
     load_trained(run, EXPERT)
+
+
+def test_ctrl_c_in_a_command_that_mends_ends_the_mending(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ddm_ray.data.partition.stage.partition", stopped)
+    file_of(run, shard(0), "train-*").unlink()
+    code, words = doctor(run, "--mend")
+    assert code == 130 and words.splitlines()[-1].startswith("stopped; the same command")
 
 
 def test_without_a_sound_state_the_advice_says_what_it_costs(run: Run) -> None:
@@ -219,8 +229,7 @@ def test_without_a_sound_state_the_advice_says_what_it_costs(run: Run) -> None:
     shutil.rmtree(Path(run.url) / EXPERT / STATE)
     code, words = doctor(run, "--deep")
     assert code == 1
-    assert f"delete {run.url}/{EXPERT}/_MANIFEST.json, then `ddm train {run.url} expert 0` starts from step 0" in words
-    assert "of 12 that took" in words
+    assert f"--mend deletes its manifest, then `ddm train {run.url} expert 0` starts from step 0 of 12" in words
 
 
 def test_what_a_living_training_needs_is_left_alone(run: Run) -> None:

@@ -17,9 +17,9 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from ddm_ray.errors import ServeError
 from ddm_ray.remedies import Give
 from ddm_ray.serve.cluster.addresses import Address, format_address, is_loopback, listen_on, loopback_of
 from ddm_ray.serve.cluster.haproxy import READY, find_haproxy, haproxy_configuration
+from ddm_ray.signals import first_signal_noted
 from ddm_ray.spelling import one_line, printable
+from ddm_ray.store.refusals import as_temporary_error
 
 START_S, RETRY_S = 60.0, 1.0
 """Seconds within which HAProxy has to run, and before another try if it doesn't."""
@@ -46,7 +48,9 @@ class Gateway:
     """
 
     def __init__(self, host: str, port: int, proxies: Sequence[Address], program: str):
-        """Listen; raises ServeError for a port in use or an address that isn't this machine's."""
+        """Listen. Raises ServeError for a port in use or an address that isn't this machine's; StorageError."""
+        with as_temporary_error():
+            self._folder = tempfile.TemporaryDirectory(prefix="ddm-gateway-")
         self._socket = listen_on(host, port)
         self._proxies, self._program = tuple(proxies), program
         self._replicas, self._looked_at = tuple[Address, ...](), 0.0
@@ -92,37 +96,37 @@ class Gateway:
         if self._thread.is_alive():
             self._thread.join()
         self._socket.close()
+        self._folder.cleanup()
 
     def _run(self) -> None:
         """Keep HAProxy running, from one thread: the kernel signals a process when the thread that forked it ends."""
-        with tempfile.TemporaryDirectory(prefix="ddm-gateway-") as folder:
-            while not self._closing:
-                pause, refusing = FOLLOW_S, self._refusing
-                try:
-                    servers = ((), ()) if refusing else (self._proxies, self._current_replicas())
-                    if servers != self._servers or self.pid is None:
-                        self._restart(Path(folder), *servers)
-                        self._servers = servers
-                        threading.Thread(target=self._await_end, args=[self._process], daemon=True).start()
-                except (OSError, ServeError) as error:
-                    if not self._started.done():
-                        self._started.set_exception(ServeError(f"the gateway doesn't start: {one_line(error, 300)}"))
-                        break
-                    LOG.warning("the gateway doesn't start and is tried again: %s", one_line(error, 300))
-                    pause = RETRY_S
+        while not self._closing:
+            pause, refusing = FOLLOW_S, self._refusing
+            try:
+                servers = ((), ()) if refusing else (self._proxies, self._current_replicas())
+                if servers != self._servers or self.pid is None:
+                    self._restart(Path(self._folder.name), *servers)
+                    self._servers = servers
+                    threading.Thread(target=self._await_end, args=[self._process], daemon=True).start()
+            except (OSError, ServeError) as error:
                 if not self._started.done():
-                    self._started.set_result(None)
-                if refusing and not self._refused.done():
-                    self._refused.set_result(None)
-                with self._changed:
-                    # It waits for HAProxy's end, too, unless HAProxy has just failed to start.
-                    if not self._closing and self._refusing == refusing and (self.pid or pause == RETRY_S):
-                        self._changed.wait(pause)
-            for process in (*self._before, self._process):
-                if process is not None:
-                    process.terminate()
-                    process.wait()
-            self._refused.cancel()
+                    self._started.set_exception(ServeError(f"the gateway doesn't start: {one_line(error, 300)}"))
+                    break
+                LOG.warning("the gateway doesn't start and is tried again: %s", one_line(error, 300))
+                pause = RETRY_S
+            if not self._started.done():
+                self._started.set_result(None)
+            if refusing and not self._refused.done():
+                self._refused.set_result(None)
+            with self._changed:
+                # It waits for HAProxy's end, too, unless HAProxy has just failed to start.
+                if not self._closing and self._refusing == refusing and (self.pid or pause == RETRY_S):
+                    self._changed.wait(pause)
+        for process in (*self._before, self._process):
+            if process is not None:
+                process.terminate()
+                process.wait()
+        self._refused.cancel()
 
     def _await_end(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
@@ -176,22 +180,8 @@ def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-@contextmanager
-def until_signalled() -> Iterator[Callable[[], object]]:
-    """A function that waits for SIGINT or SIGTERM; meanwhile they don't end the process. On the main thread."""
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda *_: stop.set())
-    try:
-        yield stop.wait
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def run_gateway(proxies: Sequence[Address], host: str, port: int, insecure: bool = False) -> None:
-    """Send requests on to these proxies until SIGINT or SIGTERM.
+    """Send requests on to these proxies until SIGINT, SIGTERM or SIGHUP.
 
     Raises ServeError if HAProxy isn't installed or the port can't be used. Also for a host that others reach, unless
     each proxy refuses clients without a token, or `insecure` allows it.
@@ -202,11 +192,11 @@ def run_gateway(proxies: Sequence[Address], host: str, port: int, insecure: bool
     if not insecure and not is_loopback(host):
         _require_closed(proxies, host)
     gateway = Gateway(host, port, proxies, program)
-    with until_signalled() as wait, closing(gateway):
+    with first_signal_noted(signal.SIGINT) as came, closing(gateway):
         gateway.start()
         behind = ", ".join(format_address(proxy) for proxy in proxies)
         print(f"http://{format_address((host, port))} leads to {behind}; stop with Ctrl-C", flush=True)
-        wait()
+        came.wait()
 
 
 def _require_closed(proxies: Sequence[Address], host: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -19,13 +20,14 @@ from ddm_ray.serve.cluster.addresses import is_loopback, listen_on, url_at
 from ddm_ray.serve.cluster.app import application, on_its_device, require_servable
 from ddm_ray.serve.cluster.args import EVERY, ServeArgs
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
-from ddm_ray.serve.cluster.gateway import Gateway, until_signalled
+from ddm_ray.serve.cluster.gateway import Gateway
 from ddm_ray.serve.cluster.haproxy import find_haproxy
 from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, shown
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
 from ddm_ray.serve.http.authentication.bearer import TOKENS
 from ddm_ray.serve.http.guard import Limits
+from ddm_ray.signals import first_signal_noted
 from ddm_ray.spelling import one_line, shell_line
 
 
@@ -90,7 +92,7 @@ def _serve_until_stopped(
     if args.compile:
         own = LoggingConfig(enable_access_log=False)
         print("compiling, which takes minutes; the replicas' logs say how much is done", flush=True)
-    with until_signalled() as wait, ExitStack() as stack:
+    with first_signal_noted(signal.SIGINT) as came, ExitStack() as stack:
         before_proxy, inner = None, (host, port)
         if gateway is not None:
             inner = ("127.0.0.1", _free_port())
@@ -119,7 +121,7 @@ def _serve_until_stopped(
             )
         on_progress(1.0, f"ready at {url_at(host, port)}")
         print(_greeting(args, version, host, port), flush=True)
-        wait()
+        came.wait()
         if before_proxy is not None:
             before_proxy.refuse()  # else requests would wait until no process is left to answer
 

@@ -53,14 +53,16 @@ def train_all(
     island: str = "",
     starting: Callable[[Artifact], None] | None = None,
     lost: Callable[[], None] = lambda: None,
+    leaving: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train several artifacts of a run, as many at once as Ray has room for; returns when all are committed.
 
     The others are queued in this order, each until the artifacts that it is made from are finished. `placement` is one
     for all, or one for each artifact. `starting` is called with each artifact that begins; `watch` with the statuses of
     those that have begun, twice a second at first and each five seconds if nothing changes; `lost` for each attempt
-    that loses workers, which is also printed on stderr. `launch` is the launch of a single artifact, if it has begun
-    already; otherwise each artifact gets one, on the `island` of that name.
+    that loses workers, which is also printed on stderr. `leaving` returns True once the command is to end: `watch` sees
+    to that while storage answers; without storage the trainings end. `launch` is the launch of a single artifact, if it
+    has begun already; otherwise each artifact gets one, on the `island` of that name.
 
     An artifact that gives up doesn't end the others: at the end the single artifact's error is raised, or
     TrainingsFailed. Raises RayError if the Ray cluster lacks resources of a placement; if it `may_grow`, a warning is
@@ -145,7 +147,7 @@ def train_all(
                 away = 0.0
             except StorageError as error:
                 # Storage that is away from here may be there for the workers.
-                if len(ended) == len(running):
+                if len(ended) == len(running) or (leaving() and away == MAX_AWAY_SECONDS):
                     raise
                 if not away:
                     print(f"warning: {error}; trying again", file=sys.stderr)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.cli.signals import Ended, first_signal_noted, signals_end_it
+from ddm_ray.signals import Ended, first_signal_noted, signals_end_it
 from tests.conftest import BIN, heed_ctrl_c, wait_for
 from tests.random_run import make_data
 
@@ -35,9 +35,9 @@ def test_a_signal_is_an_error_and_its_handler_is_put_back(number: signal.Signals
 
 def test_the_first_signal_is_noted_and_the_second_ends() -> None:
     with signals_end_it(), first_signal_noted() as came:
-        assert not came()
+        assert not came.is_set()
         os.kill(os.getpid(), signal.SIGHUP)
-        assert came()
+        assert came.is_set()
         with pytest.raises(Ended) as error:
             os.kill(os.getpid(), signal.SIGTERM)
     assert error.value.number == signal.SIGTERM
@@ -48,7 +48,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     try:
         with signals_end_it(), first_signal_noted() as came:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not came()
+            assert not came.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
 
