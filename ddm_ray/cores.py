@@ -28,8 +28,11 @@ def usable_cores() -> int:
 
 
 def busy_words() -> str:
-    """Words on this machine's load if it has three processes or more for each core; empty otherwise."""
-    cores, load = usable_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    """Words on this machine's load if it has three processes or more for each core; empty otherwise.
+
+    Both are of the machine, also in a container, which sees the machine's load.
+    """
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return f"; this machine is busy (load {load:.0f}, cores {cores})" if load >= 3 * cores else ""
 
 

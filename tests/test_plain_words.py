@@ -16,7 +16,7 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3780,
+    "cli": 3850,
     "config": 1570,
     "core": 1880,
     "data": 8540,
@@ -27,7 +27,7 @@ MAX_LINES = {
     "pictures": 600,
     "run": 1870,
     "sampling": 4650,
-    "serve": 5140,
+    "serve": 5150,
     "store": 1000,
     "top": 1930,
     "train": 5470,

@@ -9,7 +9,9 @@ import click
 from pydantic import ValidationError
 
 from ddm_ray.cli.command import main, progress, say
+from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import shell_line
 
 if TYPE_CHECKING:
     from ddm_ray.config import EmbedderConfig
@@ -100,8 +102,9 @@ def _sides(texts: tuple[str, ...]) -> "list[tuple[Run, str, str]]":
         if not at:
             finished = [str(each.name) for each in evaluations(run) if run.manifest(each)]
             if len(finished) != 1:
-                several = f"has several: name one as {text}@{finished[0]}" if finished else "has none: ddm evaluate it"
-                raise ConfigError(f"{text}: which evaluation? It {several}")
+                several = f"has several: name one as {shell_line(f'{text}@{finished[0]}')}"
+                none = f"has none; make one with: {ddm_line('evaluate', text)}"
+                raise ConfigError(f"{text}: which evaluation? It {several if finished else none}")
             (name,) = finished
         run.require(evaluation(name))
         named.append((run, name))

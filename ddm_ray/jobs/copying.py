@@ -15,6 +15,7 @@ from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import with_all_files
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, drift
 from ddm_ray.run.run import RUN_FILE, Run
+from ddm_ray.spelling import shell_line
 from ddm_ray.store.checksummed import canonical, read_sealed, sha256
 from ddm_ray.store.store import Store
 
@@ -123,7 +124,7 @@ def _copy(run: Run, target: Run, part: _Part, report: Report) -> Copied:
     if existing is not None:
         if existing != part.manifest:
             raise DriftError(
-                f"{where}: another one is there already, and the first one counts", f"delete {where} first"
+                f"{where}: another one is there already, and the first one counts", f"delete {shell_line(where)} first"
             )
         return Copied(artifact, len(part.files), _bytes(part), 0)
     missing, sent = _missing(target.store, part), 0

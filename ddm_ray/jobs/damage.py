@@ -33,7 +33,7 @@ class Damage:
         return self.artifact.trains and self.name.rpartition("/")[2] == CURVE
 
     def error(self, run: Run, seen_from: Artifact | None = None) -> CorruptArtifact:
-        """The error that names the file, and the remedy. `seen_from`: the run's artifact that the words beside it name."""
+        """The error, with its remedy. `seen_from`: the artifact of the run that is named beside it."""
         key = f"{self.artifact}/{self.name}"
         holder = _holder(run, key)
         where = key.removeprefix(f"{seen_from}/") if seen_from and holder is run else f"{holder.url}/{key}"

@@ -12,7 +12,7 @@ from typing import Any
 from ddm_ray.errors import Overtaken, Superseded, TrainingError
 from ddm_ray.jobs.attempts import CLAIM, Attempt, claimed, read_failure
 from ddm_ray.jobs.job_files import JobFiles
-from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.job_status import lease_of
 from ddm_ray.jobs.judge import Lease, Sightings, has_overtaken, judge
 from ddm_ray.jobs.launches import Launch, attempts_of, place_of
 from ddm_ray.run.graph import Artifact
@@ -87,8 +87,7 @@ class Fence:
             return Lease(number, None, 0.0, saved=saved, ended=True)
         fields = attempt.last_beat()
         step = fields.get("step") if fields.get("phase") == "training" else None
-        seconds = JobStatus(number, fields, None, None, 0).lease_seconds(0.0)
-        return Lease(number, fields.get("beat"), seconds, step, saved)
+        return Lease(number, fields.get("beat"), lease_of(fields, 0.0), step, saved)
 
 
 def require_standing(

@@ -1,5 +1,6 @@
 """Progress of a training job, from what its attempts wrote to storage: heartbeats, failures, milestones, states."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,20 +115,26 @@ class JobStatus:
         return _count(self.heartbeat.get("steps"))
 
     def lease_seconds(self, least: float) -> float:
-        """Length of the lease: three beats or steps, since beats come between steps, and at least `least`.
-
-        A launch has no heartbeat before its first attempt. Its lease is START_SECONDS.
-        """
+        """Length of the lease, at least `least`. A launch has no heartbeat before its first attempt: START_SECONDS."""
         if not self.attempt:
             return max(least, START_SECONDS)
-        rate, pause = self.value("steps_per_second"), self.value("beat_seconds") or 0.0
-        pause = min(max(pause, 0.0), MAX_BEAT_SECONDS) if pause == pause else 0.0
-        return max(least, 3 * pause, min(MAX_LEASE_SECONDS, 3 / rate) if rate and rate > 0 else 0.0)
+        return lease_of(self.heartbeat if self.beats else {}, least)
 
     def value(self, name: str) -> float | None:
         """A number in the attempt's heartbeat (loss, mfu, world_size ...); None if it has none of that name."""
-        number = self.heartbeat.get(name) if self.beats else None
-        return number if isinstance(number, int | float) and not abs(number) > 1e300 else None
+        return _number(self.heartbeat, name) if self.beats else None
+
+
+def lease_of(heartbeat: Mapping[str, Any], least: float) -> float:
+    """Seconds of an attempt's lease: three beats or steps, since beats come between steps, and at least `least`."""
+    rate, pause = _number(heartbeat, "steps_per_second"), _number(heartbeat, "beat_seconds") or 0.0
+    pause = min(max(pause, 0.0), MAX_BEAT_SECONDS) if pause == pause else 0.0
+    return max(least, 3 * pause, min(MAX_LEASE_SECONDS, 3 / rate) if rate and rate > 0 else 0.0)
+
+
+def _number(heartbeat: Mapping[str, Any], name: str) -> float | None:
+    number = heartbeat.get(name)
+    return number if isinstance(number, int | float) and not abs(number) > 1e300 else None
 
 
 def heldout_in_words(loss: float, step: int | None = None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ddm_ray.errors import Left, Stopped
 from ddm_ray.jobs.attempts import Attempt
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
-from ddm_ray.jobs.job_status import JobStatus
+from ddm_ray.jobs.job_status import lease_of
 from ddm_ray.jobs.judge import Sightings
 from ddm_ray.jobs.launches import Launch, has_given_up, lives, place_of
 from ddm_ray.run.graph import Artifact
@@ -85,11 +85,10 @@ def _beating(
         for launch in list(suspects):
             assert launch.attempt
             name, fields = launch.attempt.prefix, launch.attempt.last_beat()
-            job = JobStatus(launch.attempt.number, fields, None, None, 0)
-            silence = seen.see(name, job.beat, clock())
+            silence = seen.see(name, fields.get("beat"), clock())
             if seen.changed(name):
                 beating.append(launch)
-            if seen.changed(name) or silence > job.lease_seconds(LEAST_SECONDS):
+            if seen.changed(name) or silence > lease_of(fields, LEAST_SECONDS):
                 suspects.remove(launch)
         if suspects:
             sleep(LOOK_SECONDS)

@@ -16,6 +16,7 @@ from ddm_ray.errors import CorruptArtifact, SamplingError, StorageError
 from ddm_ray.models.third_party import read_json, require_size
 from ddm_ray.run.manifest import FileName, FileRecord
 from ddm_ray.sampling.components import INDEX
+from ddm_ray.spelling import shell_line
 from ddm_ray.store.checksummed import seal
 
 CARD = "README.md"
@@ -140,7 +141,7 @@ def _listed(folder: Path) -> tuple[Mapping[str, FileRecord], bool]:
         records = _FILES.validate_python(next((index[field] for field in LISTED if field in index), None))
     except (ValidationError, CorruptArtifact):
         raise SamplingError(
-            f"{folder / INDEX} doesn't list the files of its export: delete {folder}, or use another folder"
+            f"{folder / INDEX} doesn't list the files of its export: delete {shell_line(str(folder))}, or use another"
         ) from None
     return records, UNFINISHED in index
 

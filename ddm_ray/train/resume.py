@@ -11,6 +11,7 @@ from ddm_ray.errors import CorruptArtifact, DriftError, StorageError
 from ddm_ray.jobs.attempts import saved_states
 from ddm_ray.run.info import StateInfo
 from ddm_ray.run.manifest import NAME, read_manifest
+from ddm_ray.spelling import shell_line
 from ddm_ray.store.store import Store
 from ddm_ray.train import state
 from ddm_ray.train.membership import Membership
@@ -76,7 +77,8 @@ class StateChoice:
                     self.warn(str(saved))
                 elif (where := f"{run.store.url}/{saved.prefix}") not in self._tried:
                     if lines := run.drift(artifact, saved.manifest.identity, identity):
-                        raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}; delete {artifact}")
+                        fix = f"delete {shell_line(f'{run.store.url}/{artifact}')}"
+                        raise DriftError(f"{where} was made otherwise: {'; '.join(lines)}", fix)
                     self._tried.add(where)
                     return generation, saved.prefix
         return None

@@ -23,6 +23,7 @@ from ddm_ray.remedies import Give
 from ddm_ray.run.info import Reason, RowsInfo
 from ddm_ray.run.listing import named_or_listed
 from ddm_ray.run.manifest import FileRecord, Manifest
+from ddm_ray.spelling import shell_line
 from ddm_ray.store.checksummed import digest_of_list
 
 EXAMPLES = 3
@@ -54,7 +55,7 @@ def check_rejected(
         bound = f"more than the {max_rejected:.1%} that are allowed of about {expected:.0f}"
     reasons = _commonest(record.commonest for record in records)
     examples = "; ".join(f"{reason.reason}, e.g. {reason.id}" for reason in reasons[:EXAMPLES])
-    advice = f"mend them and delete {chunks.url}, or go on"
+    advice = f"mend them and delete {shell_line(chunks.url)}, or go on"
     raise DataError(
         f"source {plan.source}: {rejected} of {rows} can't be used, {bound}: {examples}; reasons are in"
         f" {chunks.url}/{REJECTED}",

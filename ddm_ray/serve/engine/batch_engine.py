@@ -162,7 +162,7 @@ class BatchEngine(EngineThread):
                 self._end(self._parts[job], _out_of_time(job))
             if now >= self._looks_at:
                 self._looks_at = now + LOOK_SECONDS
-                for job in self.scheduler.hopeless(now):
+                for job in self.scheduler.to_give_up(now):
                     alone, left = job.velocities * self.scheduler.speed.seconds(job.rows_each), job.deadline - now
                     refused = OverloadedError("velocities have become slower: more than can be made in time", left)
                     self._end(self._parts[job], _out_of_time(job) if alone > left else refused)

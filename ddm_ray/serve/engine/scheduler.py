@@ -85,7 +85,10 @@ class Speed:
 
     @property
     def median_ratio(self) -> float:
-        """Median of measured by expected seconds of the newest nine, 1 at most: a few that waited don't count."""
+        """Median of measured by expected seconds of the newest nine, 1 at most: a few that waited don't count.
+
+        0 before nine have run.
+        """
         ratios = [seconds / self.seconds(rows) for rows, seconds in self._newest if self.seconds(rows)]
         return min(1.0, median(ratios)) if len(ratios) == self._newest.maxlen else 0.0
 
@@ -105,7 +108,7 @@ class Speed:
 
 
 HOPE = 1.2
-"""A job that needs, alone, more than so many times its remaining seconds is lost; other jobs don't wait for it."""
+"""A job that needs, alone, more than so many times its remaining seconds is hopeless; others don't wait for it."""
 
 SWAPS = 4
 """Swaps for which an engine waits at most until it computes, if other engines have work, too."""
@@ -179,13 +182,14 @@ class Scheduler:
         due, with_it = Load(jobs[:position], wait), Load([*jobs[:position], (self, job)], wait)
         own = [other for owner, other in jobs[:position] if owner is self]
         alone = 0.0 if self._can_share(own, job, now) else job.velocities * self.speed.seconds(job.rows_each)
+        # What it takes beyond its share of full batches, if it can have none with those before it.
         apart = max(0.0, due.seconds + alone - with_it.seconds)
         late = self._margin * (with_it.seconds + apart) - (job.deadline - now)
         for owner, other in jobs[position:]:
             due.add(owner, other)
             with_it.add(owner, other)
             left = other.deadline - now
-            # A job that is lost anyway refuses no other.
+            # A hopeless job refuses no other.
             if due.seconds <= HOPE * left:
                 late = max(late, self._margin * (with_it.seconds + apart) - left)
         if late > 0:
@@ -197,26 +201,29 @@ class Scheduler:
         seconds = self.speed.seconds(rows_each * min(1.0, self.max_rows / rows))
         return all(seconds <= self._slowest(each, now) for each in before)
 
-    def hopeless(self, now: float) -> list[Job]:
-        """Jobs to give up, so that most others are in time: the largest until a missed deadline (Moore 1968)."""
-        jobs, lost, ratio = self._device.jobs, list[Job](), self.speed.median_ratio
-        kept, due = list[tuple[Scheduler, Job]](), Load((), self._wait_s(jobs))
+    def to_give_up(self, now: float) -> list[Job]:
+        """Jobs to give up, so that most others are in time: the largest until a missed deadline (Moore 1968).
+
+        All schedulers of a device find the same ones, by what velocities of each took lately; each gives up its own.
+        """
+        jobs, given_up = self._device.jobs, list[Job]()
+        kept, due = list[tuple[Scheduler, Job]](), Load((), self._wait_s(jobs), lately=True)
         for owner, job in jobs if len(jobs) > 1 else ():  # a job alone is tried until its deadline
             kept.append((owner, job))
             due.add(owner, job)
-            while kept and ratio * due.seconds > job.deadline - now:
+            while kept and due.seconds > job.deadline - now:
                 largest = max(kept, key=lambda owned: owned[1].work)
                 kept.remove(largest)
-                due = Load(kept, due.wait_s)
-                lost += [largest[1]] if largest[0] is self else []
-        return lost
+                due = Load(kept, due.wait_s, lately=True)
+                given_up += [largest[1]] if largest[0] is self else []
+        return given_up
 
     def _wait_s(self, jobs: "Sequence[tuple[Scheduler, Job]]") -> float:
         alone = {owner for owner, _ in jobs} == {self}
         return self._device.swap_s * (1 if alone else SWAPS)
 
     def _slowest(self, job: Job, now: float) -> float:
-        """Seconds that a velocity of the job's batch may take: more might make it late, unless it is lost anyway."""
+        """Seconds that a velocity of the job's batch may take: more might make it late, unless it is hopeless."""
         alone, left = self.speed.seconds(job.rows_each), (job.deadline - now) / max(1, job.velocities)
         # All of the margin would make batches small for each job that has waited, and all that come after it late.
         return max(alone, left / math.sqrt(self._margin)) if alone <= HOPE * left else math.inf
@@ -267,12 +274,15 @@ class JobSum:
 
 
 class Load:
-    """Jobs of some schedulers, and the `seconds` until all are done: each scheduler's, after it has waited `wait_s`."""
+    """Jobs of some schedulers, and the `seconds` until all are done: each scheduler's, after it has waited `wait_s`.
 
-    def __init__(self, jobs: Iterable[tuple[Scheduler, Job]], wait_s: float):
+    `lately`: by the median of each scheduler's newest velocities.
+    """
+
+    def __init__(self, jobs: Iterable[tuple[Scheduler, Job]], wait_s: float, lately: bool = False):
         self._sums: dict[Scheduler, JobSum] = {}
         self._seconds: dict[Scheduler, float] = {}
-        self.wait_s = wait_s
+        self.wait_s, self._lately = wait_s, lately
         for scheduler, job in jobs:
             self.add(scheduler, job)
 
@@ -283,7 +293,8 @@ class Load:
     @property
     def seconds(self) -> float:
         for scheduler in self._sums.keys() - self._seconds.keys():
-            self._seconds[scheduler] = scheduler.seconds(self._sums[scheduler]) + self.wait_s
+            ratio = scheduler.speed.median_ratio if self._lately else 1.0
+            self._seconds[scheduler] = ratio * (scheduler.seconds(self._sums[scheduler]) + self.wait_s)
         return sum(self._seconds.values())
 
 

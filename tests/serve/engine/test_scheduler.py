@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddm_ray.serve.engine.scheduler import Job, OverloadedError, Scheduler, Speed
+from ddm_ray.serve.engine.scheduler import Job, OverloadedError, Scheduler, SharedDevice, Speed
 
 
 def scheduler(seconds_a_row: float = 0.01, fixed: float = 0.0, **others: object) -> Scheduler:
@@ -202,7 +202,7 @@ def test_as_few_as_can_be_are_given_up(asked: list[tuple[int, float]]) -> None:
     for _ in range(200):
         made.speed.ran(1, 0.01)
     jobs, each = list(made.jobs), made.speed.seconds(1)
-    lost = made.hopeless(0.0)
+    lost = made.to_give_up(0.0)
     assert len(jobs) > 1 or not lost
 
     def in_time(some: Sequence[Job]) -> bool:
@@ -210,6 +210,18 @@ def test_as_few_as_can_be_are_given_up(asked: list[tuple[int, float]]) -> None:
 
     most = next(count for count in range(len(jobs), -1, -1) if any(map(in_time, combinations(jobs, count))))
     assert len(jobs) == 1 or (len(jobs) - len(lost) == most and in_time([one for one in jobs if one not in lost]))
+
+
+def test_one_of_two_schedulers_of_a_device_gives_up_what_cannot_be_in_time() -> None:
+    device = SharedDevice()
+    usual, quicker = scheduler(device=device), scheduler(device=device)
+    for _ in range(9):
+        quicker.speed.ran(1, 0.004)
+    small, large = job(20.0, velocities=100), job(20.0, velocities=200)
+    usual.admit(small, 0.0)
+    quicker.admit(large, 0.0)
+    assert (usual.to_give_up(18.0), quicker.to_give_up(18.0)) == ([], [])  # 1 s and 0.8 s lately
+    assert (usual.to_give_up(18.5), quicker.to_give_up(18.5)) == ([], [large])
 
 
 @pytest.mark.parametrize(("slower", "least"), [(1.0, 0.9), (3.0, 0.75)], ids=["steady", "three times as slow"])
@@ -228,7 +240,7 @@ def test_five_times_what_can_be_met_costs_no_capacity(fixed: float, each: float,
         for lost in made.late(now):
             made.drop(lost)
             late += 1
-        for lost in made.hopeless(now):
+        for lost in made.to_give_up(now):
             made.drop(lost)
             given_up += 1
         batch = made.batch(now)
