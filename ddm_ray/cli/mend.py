@@ -45,6 +45,8 @@ def _cost(run: Run, mended: Mending) -> str:
     """Words on what --mend does, and the steps of training that it costs."""
     if mended.rewrites:
         return f"its training state of step {mended.step} has the same bytes, and --mend writes them again"
+    if mended.make.kind == "reference":
+        return "--mend deletes its records, and the next evaluation makes it again"
     if not mended.make.trains:
         return f"--mend deletes its record, then: {command(run.url, mended.make)}"
     again = phrase(Resume(run.url, mended.make, mended.step))
@@ -56,7 +58,7 @@ def _cost(run: Run, mended: Mending) -> str:
 def _mend(run: Run, damaged: list[Mending], deep: bool) -> int:
     """Mend, and print what was done and what is left. Return the number of artifacts that are sound now."""
     alive = [each.artifact for each in living_launches(run.store, trained_of(run.config))]
-    order, made = list(KINDS), dict[tuple[str, ...], Artifact]()
+    order, made, total = list(KINDS), dict[tuple[str, ...], Artifact](), len(damaged)
     for mended in sorted(damaged, key=lambda each: order.index(each.make.kind)):
         artifact, line = mended.finding.artifact, command(run.url, mended.make)
         if user := needed_by(run, artifact, alive):
@@ -67,7 +69,10 @@ def _mend(run: Run, damaged: list[Mending], deep: bool) -> int:
             say(f"{artifact}: no training state has the same bytes after all; see what is sound with --deep")
         elif delete_records(run, mended, deep):
             say(f"{artifact}: deleted {', '.join(mended.delete)}")
-            if mended.made_at_once:
+            if mended.make.kind == "reference":
+                damaged.remove(mended)
+                say("  the next evaluation makes it again")
+            elif mended.made_at_once:
                 made[*command_words(run.url, mended.make)] = mended.make
             else:  # a training may take days: a person chooses where
                 say(f"next: {line}")
@@ -82,7 +87,7 @@ def _mend(run: Run, damaged: list[Mending], deep: bool) -> int:
     left = [(mended.finding.artifact, errors_of(run, mended.finding.artifact, deep)) for mended in damaged]
     for artifact, errors in left:
         say_checked(artifact, "; ".join(error.text(phrase) for error in errors))
-    return sum(not errors for _, errors in left)
+    return total - sum(bool(errors) for _, errors in left)
 
 
 def _restored(run: Run, mended: Mending) -> bool:

@@ -17,6 +17,7 @@ from ddm_ray.store.checksummed import read_sealed, sha256, unseal
 
 REQUESTS = 8
 _POINTER = re.compile(r"_[a-z]+/[A-Z]+\.json")
+_NAMED_BY_ONE = re.compile(r"_[a-z]+/[0-9a-f]{16}\.\w+")
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,16 @@ def _is_away(run: Run, artifact: Artifact, listed: str | None, manifest: Manifes
 def _of_records(run: Run, manifest: Manifest, sizes: Mapping[str, int]) -> Iterator[Damage]:
     """Damage of the plan and records of an artifact that was made chunk by chunk, and of files that these name."""
     artifact = Artifact(manifest.artifact)
-    if PLAN not in sizes:
-        return
-    stems = {key.stem for key in recorded_keys(run.store, artifact)}
-    for name in manifest.files:
-        if (stem := stem_of_file(name)) is not None and stem not in stems:
-            yield Damage(artifact, name, f"its record {RECORDS}/{stem} is gone")
+    if PLAN in sizes:  # a copy has no records
+        stems = {key.stem for key in recorded_keys(run.store, artifact)}
+        for name in manifest.files:
+            if (stem := stem_of_file(name)) is not None and stem not in stems:
+                yield Damage(artifact, name, f"its record {RECORDS}/{stem} is gone")
+    with_pointer = {name.partition("/")[0] for name in sizes if _POINTER.fullmatch(name)}
     for name in sizes:
         key = f"{artifact}/{name}"
+        if _NAMED_BY_ONE.fullmatch(name) and name.partition("/")[0] not in with_pointer:
+            yield Damage(artifact, name, "the record that names it is gone")
         try:
             if name.startswith(f"{RECORDS}/"):
                 unseal(read_sealed(run.store, key), key)

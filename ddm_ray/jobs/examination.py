@@ -17,6 +17,7 @@ from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.inventory import optional
 from ddm_ray.run.manifest import NAME, read_manifest
 from ddm_ray.run.run import RUN_FILE, Run
+from ddm_ray.spelling import shell_line
 from ddm_ray.store.store import Store
 
 BYTES = b"what was written first"
@@ -105,8 +106,8 @@ def _of_attempts(run: Run, artifact: Artifact) -> Iterator[Finding]:
                 continue
             wrong = altered_file(run.store, f"{artifact}/{folder}")
             if wrong and run.store.exists(key):  # a newer attempt may have deleted it while it was read
-                error = CorruptArtifact(f"{folder}/{wrong}: gone or altered; {user}")
-                yield Finding(artifact, error)
+                fix = f"delete {shell_line(f'{run.url}/{artifact}/{folder}')}"
+                yield Finding(artifact, CorruptArtifact(f"{folder}/{wrong}: gone or altered; {user}", fix))
 
 
 def altered_file(store: Store, prefix: str) -> str | None:

@@ -107,6 +107,8 @@ def test_a_trained_model_is_written_again_without_a_step_of_training(run: Run, n
         (ROWS, "part-*-000001-*"),
         (ROWS, "_parts/*-000001.json"),
         (ROWS, "_embedder/*.safetensors"),
+        (ROWS, "_embedder/*.json"),
+        (ROWS, "_plan/*.json"),
         (shard(0), "train-*"),
         (shard(1), "heldout-*"),
         (shard(1), "_MANIFEST.json"),
@@ -115,6 +117,7 @@ def test_a_trained_model_is_written_again_without_a_step_of_training(run: Run, n
         (REPORT, "report.html"),
         (evaluation("demo"), "report.html"),
         (evaluation("demo"), "_parts/*"),
+        (evaluation("demo"), "_report/*.json"),
     ],
 )
 def test_what_stages_made_is_made_again_and_nothing_sound_is_deleted(
@@ -133,6 +136,7 @@ def test_what_stages_made_is_made_again_and_nothing_sound_is_deleted(
     STAGES[mended.make.stage](Run.open(run.url))
     assert not delete_records(run, mended, deep=True), "who comes second deletes nothing"
     timed = {f"{artifact}/_MANIFEST.json", key} if artifact.kind == "evaluation" else {*()}  # a record says how long
+    timed |= {key} if "_plan/" in key else {*()}  # `resume` plans other chunks
     now = before.now()
     assert now.keys() == before.files.keys()
     assert {each for each in now if now[each] != before.files[each]} <= timed
@@ -255,13 +259,26 @@ def test_what_a_living_training_needs_is_left_alone(run: Run) -> None:
     assert (path.parent / "_MANIFEST.json").exists()
 
 
+@pytest.mark.parametrize("pattern", ["_MANIFEST.json", "_statistics/*.json", "_statistics/*.safetensors", "features/*"])
+def test_a_damaged_reference_is_deleted_for_the_next_evaluation(run: Run, pattern: str) -> None:
+    path = min((Path(run.url) / "references").glob(f"*/{pattern}"))
+    flip_bit(path)
+    code, words = doctor(run, "--deep")
+    assert code == 1 and "--mend deletes its records, and the next evaluation makes it again" in words
+    code, words = doctor(run, "--deep", "--mend")
+    assert code == 0 and "the next evaluation makes it again" in words, words
+    assert doctor(run, "--deep")[0] == 0
+    run.store.delete("eval")
+    evaluate(run, "demo")
+    assert path.exists()
+
+
 def test_a_state_that_is_damaged_is_named_and_costs_nothing(run: Run) -> None:
     flip_bit(Path(run.url) / ROUTER / STATE / "rank-000/value-0000.safetensors")
     assert damaged_files(run, deep=False) == []
     code, words = doctor(run, "--deep")
-    assert (
-        code == 1 and f"{STATE}/rank-000/value-0000.safetensors: gone or altered; just an extension needs it" in words
-    )
+    damage = f"{STATE}/rank-000/value-0000.safetensors: gone or altered; just an extension needs it"
+    assert code == 1 and f"{damage}; delete {run.url}/{ROUTER}/{STATE}\n" in words
     assert "--mend" not in words
     manifest = run.finished(ROUTER)
     assert manifest and not [*damages(run, manifest, deep=True)]
