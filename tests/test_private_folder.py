@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ddm_ray import private_folder as private_folders
 from ddm_ray.errors import StorageError
 from ddm_ray.private_folder import LIBRARIES, LOCK, PREFIX, busy_cores, locks, private_folder
-from ddm_ray.store.refusals import temporary_folder, without_a_name
+from ddm_ray.store.refusals import in_words, temporary_folder
 
 pytestmark = pytest.mark.contract
 
@@ -68,13 +69,17 @@ def test_a_full_temporary_folder_is_named_with_the_way_out(monkeypatch: pytest.M
     with pytest.raises(StorageError, match=f"{way_out}, with a path of 20 bytes at most$") as refused, private_folder():
         pass
     assert not refused.value.passes
-    assert re.search(f"{way_out}$", without_a_name(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    assert without_a_name(OSError(errno.EMFILE, "")) == "storage: Too many open files"
+    no_space = OSError(errno.ENOSPC, "")
+    assert in_words(no_space) == "what this prints to: No space left on device"
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    assert re.search(f"{tempfile.gettempdir()} or {os.getcwd()}: {way_out}$", in_words(no_space))
+    assert in_words(OSError(errno.EMFILE, "")) == "storage: Too many open files"
+    assert in_words(OSError(errno.ENOSPC, "", "a.png")) == "a.png: No space left on device; free some space there"
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc"])
     with pytest.raises(StorageError, match=r"No usable temporary directory found in \['/proc'\]; make room there"):
         temporary_folder()
-    assert "No space left on device" in without_a_name(OSError(errno.ENOSPC, ""))
+    assert "No space left on device" in in_words(no_space)
 
 
 def test_the_logs_of_a_command_that_ended_abruptly_are_kept(

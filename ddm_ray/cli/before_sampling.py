@@ -9,12 +9,16 @@ from ddm_ray.config import SamplingSettings, invalid_fields
 from ddm_ray.errors import ConfigError
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
+from ddm_ray.sampling.export_folder import INDEX
 from ddm_ray.sampling.labels import class_number
+
+MAX_IMAGES, MAX_SEED = 100_000, 2**53 - 1
+"""Images that one command samples, which lie in memory; and the last seed that all programs read exactly."""
 
 
 def sampled_run(url: str, model: str) -> Run | None:
     """The run at a URL, in which the mixture or the other model is finished; None for a folder that was exported."""
-    if (Path(url) / "model_index.json").is_file():
+    if (Path(url) / INDEX).is_file():
         if model != "mixture":
             raise ConfigError(f"--model {model}: {url} is exported, and holds what it holds; leave it out")
         return None
@@ -62,8 +66,13 @@ def conditions_of(
 
 
 def counts_of(num_rows: int, num: int | None, per_class: int) -> list[int]:
-    """The number of images of each class or prompt, as far as there are any: `num` in all, or `per_class` of each."""
+    """The number of images of each class or prompt, as far as there are any: `num` in all, or `per_class` of each.
+
+    Raises ConfigError for more than MAX_IMAGES.
+    """
     if num is None:
+        if per_class * num_rows > MAX_IMAGES:
+            raise ConfigError(f"{per_class} images of each of {num_rows}: use more commands, of {MAX_IMAGES:,} at most")
         return [per_class] * num_rows
     each, more = divmod(num, num_rows)
     return [each + 1] * more + [each] * (num_rows - more if each else 0)

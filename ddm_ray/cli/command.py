@@ -1,5 +1,6 @@
 """The `ddm` command, and what its verbs share: RUN, one-line errors, the live view of a stage."""
 
+import math
 import os
 import platform
 import signal
@@ -37,6 +38,8 @@ class OneLineErrors(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """See click. Python's stderr gets a descriptor of its own, so that descriptor 2 can be redirected."""
+        if sys.stdout is None:  # closed by the caller
+            sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         with suppress(AttributeError, OSError, ValueError):  # stderr is closed or isn't a file
             if sys.stderr.fileno() == STDERR:
                 own = os.fdopen(os.dup(STDERR), "w", 1, sys.stderr.encoding, sys.stderr.errors)
@@ -55,7 +58,7 @@ class OneLineErrors(click.Group):
             ctx.exit(code)
         except KeyboardInterrupt as error:
             with suppress(OSError):  # the terminal may be closed
-                click.echo("\nstopped; the same command continues from what is saved", err=True)
+                click.echo("\nstopped; the same command goes on from what is saved, if it saves anything", err=True)
             ctx.exit(error.exit_code if isinstance(error, Ended) else 128 + signal.SIGINT)
 
 
@@ -67,13 +70,13 @@ def _again(error: Exception, code: int) -> str:
 
 
 def _text(error: DDMError | OSError | ModuleNotFoundError) -> str:
-    from ddm_ray.store.refusals import without_a_name
+    from ddm_ray.store.refusals import in_words
 
     match error:
         case DDMError():
             return error.text(phrase)
         case OSError():
-            return f"{error.filename}: {error.strerror or error}" if error.filename else without_a_name(error)
+            return in_words(error)
     return f"this needs {error.name}; install it with: pip install 'ddm-ray[all]'"
 
 
@@ -118,6 +121,15 @@ def _with_run(command: Callable[..., None]) -> Callable[..., None]:
 
 
 RUN = _with_run
+
+
+class Between(click.FloatRange):
+    """A number of a range; nan, which click lets pass, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """See click."""
+        number = super().convert(value, param, ctx)
+        return self.fail(f"{value} is no number.", param, ctx) if math.isnan(number) else float(number)
 
 
 class OneOf(click.Choice[str]):

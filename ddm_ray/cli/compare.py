@@ -59,17 +59,19 @@ def compare(
     from ddm_ray.evaluate.compare import Side
     from ddm_ray.evaluate.compare import compare as compared
     from ddm_ray.evaluate.compare_report import comparison_table, render_comparison
+    from ddm_ray.pictures.files import whole_file
 
     evaluations = [Side(*each) for each in named]
     with progress(output, "compare") as report:
         comparison = compared(evaluations, models, report, features=network)
     for text in comparison_table(comparison).split("\n"):
         say(text)
-    Path(output).write_text(render_comparison(comparison))
-    say(output)
-    if as_json:
-        Path(as_json).write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
-        click.echo(as_json)
+    pages = [(output, render_comparison(comparison))]
+    pages += [(as_json, json.dumps(comparison.as_json(), indent=1) + "\n")] if as_json else []
+    for path, text in pages:
+        with whole_file(path) as unfinished:
+            unfinished.write_text(text)
+        say(path)
 
 
 def _features(text: str) -> "EmbedderConfig":
@@ -102,9 +104,10 @@ def _sides(texts: tuple[str, ...]) -> "list[tuple[Run, str, str]]":
         if not at:
             finished = [str(each.name) for each in evaluations(run) if run.manifest(each)]
             if len(finished) != 1:
-                several = f"has several: name one as {shell_line(f'{text}@{finished[0]}')}"
-                none = f"has none; make one with: {ddm_line('evaluate', text)}"
-                raise ConfigError(f"{text}: which evaluation? It {several if finished else none}")
+                way_out = f"has none; make one with: {ddm_line('evaluate', text)}"
+                if finished:
+                    way_out = f"has several: name one as {shell_line(f'{text}@{finished[0]}')}"
+                raise ConfigError(f"{text}: which evaluation? It {way_out}")
             (name,) = finished
         run.require(evaluation(name))
         named.append((run, name))

@@ -12,6 +12,7 @@ from ddm_ray.cli.command import (
     ISLAND,
     ISLANDS,
     RUN,
+    Between,
     main,
     make,
     ray_with_scratch,
@@ -35,7 +36,7 @@ from ddm_ray.run.info import ClusterFit, ReportInfo, RowsInfo
 @click.option("--source", metavar="URI", help="Images of that owner, instead of data.source.")
 @click.option(
     "--max-rejected",
-    type=click.FloatRange(0, 1),
+    type=Between(0, 1),
     default=0.05,
     show_default=True,
     metavar="SHARE",
@@ -179,12 +180,16 @@ def partition(
     Ray sorts the rows. On this computer it needs a disk with room for all of them; with --island or --address it uses
     a cluster, where each machine holds a share. You may kill this command at any moment; the same command continues.
     """
+    from ddm_ray.data.prepare.stage import rows_artifact
     from ddm_ray.placement import load_island
     from ddm_ray.run.graph import PARTITION, REPORT, shard
+    from ddm_ray.run.run import Run
 
     site = load_island(islands, island)
     ray_address, token_file = site.ray(address)
     spills_below = spill_folder(ray_address, scratch)
+    if cluster is not None:
+        rows_artifact(Run.open(run_url), cluster)
     session = ray_with_scratch(ray_address, token_file, spills_below)  # starts only when there is something to make
 
     def stage(run: Any, report: Any) -> None:

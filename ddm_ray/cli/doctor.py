@@ -53,12 +53,12 @@ def doctor(
       ddm doctor runs/digits --deep --mend
       ddm doctor s3://lab/run7 --islands islands.yaml --island north      on a machine of north
     """
-    from ddm_ray.islands.checks import check
-
     run = Run.open(run_url)
     if mend and (islands or placement):
         raise ConfigError("--mend is for the run, not for machines; leave --islands out")
     site = Island.from_json(island or "", placement) if placement else load_island(islands, island)
+    from ddm_ray.islands.checks import check  # it imports torch, which takes seconds
+
     click.echo(f"run {run.config.name!r} at {run.url}, configuration {run.fingerprint}")
     machine = _machine(run, site, extras, dict(each.partition("=")[::2] for each in expected), note)
     if islands or placement:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddm_ray.cli.before_sampling import conditions_of, counts_of, require_settings, sampled_run
+from ddm_ray.cli.before_sampling import MAX_IMAGES, MAX_SEED, conditions_of, counts_of, require_settings, sampled_run
 from ddm_ray.cli.command import RUN, OneOf, main, progress, say
 from ddm_ray.cli.devices import DEVICE, device_of
 from ddm_ray.cli.field_options import FieldsCommand
@@ -52,18 +52,24 @@ PER_CLASS = 4
 @click.option(
     "-n",
     "--num",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_IMAGES),
     metavar="N",
     help="Number of images in all, shared among classes or prompts as evenly as it goes.",
 )
 @click.option(
     "--per-class",
     "--per-prompt",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_IMAGES),
     metavar="N",
     help=f"Number of images of each class or prompt, instead of --num. Default: {PER_CLASS}.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the first image; the next ones count up.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, MAX_SEED),
+    default=0,
+    show_default=True,
+    help="Seed of the first image; the next ones count up.",
+)
 @click.option(
     "--model",
     default="mixture",
@@ -145,7 +151,9 @@ def sample(
     require_settings(settings)
     run = sampled_run(run_url, model)
     if run is not None:
-        conditions_of(run.url, run.config.data.num_classes, run.named.data.class_names, classes, prompts)
+        known = run.named.data.class_names
+        names, _ = conditions_of(run.url, run.config.data.num_classes, known, classes, prompts)
+        counts_of(len(names), num, per_class or PER_CLASS)
     from torch import Tensor
 
     from ddm_ray.pictures.fonts import font_for

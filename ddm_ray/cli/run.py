@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import NEW_RUN, RECIPE_HELP, RUN, SET_HELP, main, say, say_extensions, waiting, warn
+from ddm_ray.cli.command import NEW_RUN, RECIPE_HELP, RUN, SET_HELP, Between, main, say, say_extensions, waiting, warn
 from ddm_ray.cli.fixes import ddm_line, phrase
 from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
@@ -16,6 +16,7 @@ from ddm_ray.spelling import some
 
 PIPE_COLUMNS = 80
 """Width of a table that isn't for a terminal."""
+MAX_SECONDS = 1e6
 
 
 @main.command(cls=SourcesCommand)
@@ -213,7 +214,7 @@ def _as_json(run: Any) -> dict[str, Any]:
 @click.option("--once", is_flag=True, help="Print the state once and end.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Between(0, MAX_SECONDS, min_open=True),
     metavar="SECONDS",
     help="Time between two looks at storage. Default: 2 on a disk, 15 in a bucket, where each look costs money.",
 )
@@ -232,7 +233,7 @@ def _as_json(run: Any) -> dict[str, Any]:
     "--stalled-after",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Between(0, MAX_SECONDS, min_open=True),
     metavar="SECONDS",
     help="A job has stalled after this time, and the time of three steps, without a sign of life. A launch without an"
     " attempt stalls after 10 minutes at the earliest.",

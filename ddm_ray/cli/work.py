@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, main, say, say_extensions, with_extras
+from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, Between, main, say, say_extensions, with_extras
 from ddm_ray.cli.fixes import by, words
 from ddm_ray.cli.train import sharing_idle_cores
 from ddm_ray.errors import ConfigError
@@ -38,7 +38,7 @@ from ddm_ray.signals import first_signal_noted
     "--lease",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(10, 600),
+    type=Between(10, 600),
     metavar="SECONDS",
     help="Silence of this island after which others may take its job.",
 )

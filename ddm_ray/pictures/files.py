@@ -3,6 +3,8 @@
 import io
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
@@ -18,12 +20,21 @@ _NO_NAME = re.compile(r"[\W_]+")
 
 
 def write(picture: Image.Image, path: str | os.PathLike[str]) -> None:
-    """Write a picture in the format of its extension, one of FORMATS. The file appears complete or not at all."""
+    """Write a picture in the format of its extension, one of FORMATS, as a `whole_file`."""
+    with whole_file(path) as unfinished:
+        picture.save(unfinished, FORMATS[Path(path).suffix.lower()], quality=QUALITY)
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a path to write to: the file then appears complete at `path`, or not at all. An OSError names `path`."""
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        picture.save(unfinished, FORMATS[path.suffix.lower()], quality=QUALITY)
+        yield unfinished
         unfinished.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
     finally:
         unfinished.unlink(missing_ok=True)
 

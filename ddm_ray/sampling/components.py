@@ -15,12 +15,13 @@ from ddm_ray.models import third_party
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import MODELS, OTHER_HALF, TextEncoder
 from ddm_ray.models.third_party import brief
+from ddm_ray.sampling.export_folder import INDEX
 from ddm_ray.sampling.offload import Offloaded
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models
 from ddm_ray.spelling import printable
 
-INDEX, CONFIG = "model_index.json", "config.json"
+CONFIG = "config.json"
 MAX_POSITIONS = 1 << 28
 """Numbers in the table of positions of a network: its patches times its width."""
 

@@ -12,8 +12,8 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import VelocityField
 from ddm_ray.errors import ConfigError, SamplingError
 from ddm_ray.models import weights
-from ddm_ray.sampling.components import INDEX, Components, bare, config_of
-from ddm_ray.sampling.export_folder import CARD, records_below, write_folder
+from ddm_ray.sampling.components import Components, bare, config_of
+from ddm_ray.sampling.export_folder import CARD, INDEX, records_below, write_folder
 from ddm_ray.sampling.single_file import single_file
 
 PIPELINE, TRANSFORMER = "ddm_ray.sampling.dense_pipeline", "ddm_ray.models.dense_transformer"

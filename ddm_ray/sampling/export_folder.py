@@ -12,13 +12,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ddm_ray import __version__
-from ddm_ray.errors import CorruptArtifact, SamplingError, StorageError
+from ddm_ray.errors import CorruptArtifact, SamplingError
 from ddm_ray.models.third_party import read_json, require_size
 from ddm_ray.run.manifest import FileName, FileRecord
-from ddm_ray.sampling.components import INDEX
 from ddm_ray.spelling import shell_line
 from ddm_ray.store.checksummed import seal
+from ddm_ray.store.refusals import as_storage_error
 
+INDEX = "model_index.json"
+"""The file by which diffusers knows a pipeline's folder."""
 CARD = "README.md"
 """The one file of an export that people go on writing: changed since, it is theirs."""
 LISTED = ("files", "_ddm_ray_files")
@@ -39,17 +41,16 @@ def write_folder(folder: str | os.PathLike[str], overwrite: bool, write: Callabl
     require_free(target, overwrite)
     being, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.{word}") for word in ("being", "old"))
     try:
-        being.mkdir(parents=True)
-        write(being)
-        for path in [*being.rglob("*"), being]:
-            _sync(path)
-        if target.exists() and any(target.iterdir()):
-            _replace(target, being, old)
-        else:
-            being.rename(target)
-        _sync(target.parent)
-    except OSError as error:
-        raise StorageError(f"{target}: can't be saved: {error.strerror or error}; choose another folder") from None
+        with as_storage_error(f"{target}: can't be saved", "choose another folder"):
+            being.mkdir(parents=True)
+            write(being)
+            for path in [*being.rglob("*"), being]:
+                _sync(path)
+            if target.exists() and any(target.iterdir()):
+                _replace(target, being, old)
+            else:
+                being.rename(target)
+            _sync(target.parent)
     finally:
         shutil.rmtree(being, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

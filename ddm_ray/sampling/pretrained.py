@@ -28,7 +28,6 @@ from ddm_ray.models.third_party import MAX_BYTES, brief, parse_json, require_siz
 from ddm_ray.run.manifest import FileName, FileRecord
 from ddm_ray.sampling.components import (
     CONFIG,
-    INDEX,
     Components,
     bare,
     config_of,
@@ -37,7 +36,7 @@ from ddm_ray.sampling.components import (
     require_modest,
     text_encoder_of,
 )
-from ddm_ray.sampling.export_folder import UNFINISHED, is_ours, records_below, write_folder
+from ddm_ray.sampling.export_folder import INDEX, UNFINISHED, is_ours, records_below, write_folder
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, OnLoaded, SamplingPrecision, dtype_of, matched

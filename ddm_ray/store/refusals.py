@@ -70,8 +70,11 @@ def as_temporary_error(folder: str | None = None, elsewhere: str = ELSEWHERE) ->
     return as_storage_error(folder or temporary_folder(), fixes=fixes)
 
 
-def without_a_name(error: OSError) -> str:
-    """One line for a system's error that doesn't say of which file: for a full disk it names the folder, if it can."""
+def in_words(error: OSError) -> str:
+    """One line for a system's error. For a full disk, if the error names no file, it names the folder if it can."""
+    if error.filename:
+        fix = _MENDED.get(error.errno or 0)
+        return f"{error.filename}: {refusal(error, error.filename)}{f'; {fix}' if fix else ''}"
     if error.errno not in _FULL:
         return f"storage: {refusal(error)}"
     full = list[str]()
@@ -79,7 +82,7 @@ def without_a_name(error: OSError) -> str:
         with suppress(OSError, StorageError):  # no temporary folder is left, or the current one is deleted
             if shutil.disk_usage(folder := likely()).free < FULL_BYTES:
                 full.append(folder)
-    return f"{' or '.join(full) or 'storage'}: {refusal(error)}; {ELSEWHERE}"
+    return f"{' or '.join(full)}: {refusal(error)}; {ELSEWHERE}" if full else f"what this prints to: {refusal(error)}"
 
 
 def may_pass(error: BaseException) -> bool:

@@ -137,7 +137,7 @@ def test_the_command_writes_a_page_and_names_what_is_missing(
     several = ddm(str(tmp_path / "second"))
     assert several.exit_code == 1 and "which evaluation? It has several: name one as" in several.output
     shutil.rmtree(tmp_path / "second/eval")
-    assert "which evaluation? It has none: ddm evaluate it" in ddm(str(tmp_path / "second")).output
+    assert "which evaluation? It has none; make one with: ddm evaluate " in ddm(str(tmp_path / "second")).output
     assert "named twice" in ddm(random_run.url, random_run.url).output
     assert (
         "no model 'twice' among these evaluations: there are full, monolith"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ddm_ray.cli import main
-from ddm_ray.pictures.files import FORMATS, file_name, write
+from ddm_ray.pictures.files import FORMATS, file_name, whole_file, write
 from ddm_ray.run.run import Run
 from tests.random_run import make_run
 
@@ -37,6 +37,17 @@ def test_what_cannot_be_written_leaves_the_file_that_was_there(tmp_path: Path) -
     with pytest.raises(OSError, match="cannot write mode RGBA as JPEG"):
         write(PICTURE.convert("RGBA"), tmp_path / "x.jpg")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    def write_text() -> None:
+        with whole_file(tmp_path / "x.html") as unfinished:
+            unfinished.symlink_to("/dev/full")
+            unfinished.write_text("x")
+
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x.html'"):
+        write_text()
+    assert not (tmp_path / "x.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from ddm_ray.data.partition.state import (
     invalidate,
     manifest_key,
 )
-from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
+from ddm_ray.data.prepare.stage import rows_artifact
+from ddm_ray.errors import CorruptArtifact, DataError, DriftError
 from ddm_ray.remedies import Make
 from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
 from ddm_ray.run.info import CentroidsInfo, PartitionInfo, ShardInfo
@@ -45,15 +46,10 @@ def partition(
     MissingArtifact, CorruptArtifact, DriftError, StorageError, RayError.
     """
     on_progress, execute = progress or no_progress, execute or InProcess()
-    given, num_clusters = run.config.partition.given, run.config.partition.num_clusters
     if cluster is not None:
-        if not given:
-            method = run.config.partition.method
-            raise ConfigError(f"cluster is for shards that are given: partition.method is {method}")
-        if not 0 <= cluster < num_clusters:
-            last = num_clusters - 1
-            raise ConfigError(f"cluster {cluster}: partition.num_clusters is {num_clusters}, so 0 to {last}")
+        rows_artifact(run, cluster)
         return _own(run, cluster, on_progress, execute)
+    given = run.config.partition.given
     manifest = _collect(run, on_progress) if given else _partition(run, on_progress, with_report, execute)
     if with_report:
         report(run, on_progress, execute)

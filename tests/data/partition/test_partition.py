@@ -209,9 +209,9 @@ def test_a_given_shard_of_other_rows_is_drift(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "cluster", "error", "message"),
     [
-        ((), 0, ConfigError, "cluster is for shards that are given: partition.method is embeddings"),
-        (GIVEN, 2, ConfigError, "cluster 2: partition.num_clusters is 2, so 0 to 1"),
-        (GIVEN, -1, ConfigError, "cluster -1: partition.num_clusters is 2, so 0 to 1"),
+        ((), 0, ConfigError, r"cluster is for shards that are given \(partition.method given\); leave it out"),
+        (GIVEN, 2, ConfigError, "cluster 2: this run has clusters 0 to 1"),
+        (GIVEN, -1, ConfigError, "cluster -1: this run has clusters 0 to 1"),
         (GIVEN, 1, MissingArtifact, "make rows/cluster=001$"),
     ],
 )
