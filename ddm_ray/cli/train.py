@@ -116,16 +116,17 @@ def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, ask
             view.show(artifact, 0.0, "starting")
             # Noted first, so that other machines see why a launch ended here.
             with noted(run.store, Launch(artifact, island=site.name, job=submitted_job() or "")) as launch:
-                _train(run, [artifact], site, address, view.jobs, _starting(view), asked, launch)
+                _train(run, [artifact], site, address, view.jobs, _starting(run, view, take_over), asked, launch)
             view.stage(artifact, 1.0)
     _tell(run, [artifact], accepting=True)
     say_extensions(run)
 
 
-def _starting(view: Any) -> Callable[[Artifact], None]:
-    """A function that says in a live view that an artifact's worker starts."""
+def _starting(run: Any, view: Any, take_over: bool) -> Callable[[Artifact], None]:
+    """A function that says in a live view that an artifact's worker starts, unless another command trains it by now."""
 
     def starting(artifact: Artifact) -> None:
+        require_no_other(run, [artifact], take_over, again=True)
         view.show(artifact, 0.0, "starting a training worker")
 
     return starting
@@ -167,13 +168,19 @@ def _train_all(
     _require_some(run, left)
     if left:
         require_no_other(run, left, take_over)
-        _train_several(run, left, artifacts, site, address, asked)
+        _train_several(run, left, artifacts, site, address, asked, take_over)
     if following := next_of(run, run_url):
         say(f"next: {following}")
 
 
 def _train_several(
-    run: Any, left: list[Artifact], artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
+    run: Any,
+    left: list[Artifact],
+    artifacts: tuple[Artifact, ...],
+    site: Any,
+    address: str | None,
+    asked: bool,
+    take_over: bool,
 ) -> None:
     """Train the artifacts that are `left` of all, with one live view, and print the results in the order of all."""
     from ddm_ray.watch.live_view import LiveView
@@ -182,7 +189,7 @@ def _train_several(
     left.sort(key=lambda artifact: artifact.kind != "monolith")
     rows: list[str] = [each for each in artifacts if each in left]
     with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
-        _train(run, left, site, address, view.jobs, _starting(view), asked)
+        _train(run, left, site, address, view.jobs, _starting(run, view, take_over), asked)
         for artifact in left:
             view.stage(artifact, 1.0)
     _tell(run, [artifact for artifact in artifacts if artifact in left])
@@ -224,7 +231,7 @@ def _train(
     gpu: bool,
     launch: Any = None,
 ) -> None:
-    """Train artifacts on the Ray of the island or address. `gpu`: --gpu was given."""
+    """Train artifacts on the Ray of the island or address. `gpu`: --gpu was given. `launch`: noted already."""
     from ddm_ray.cores import usable_cores
     from ddm_ray.ray_session import cluster_total, keep_logs, ray_session
     from ddm_ray.train.ray.driver import start_fork_server

@@ -32,8 +32,9 @@ def living_launches(
     artifacts: Iterable[Artifact],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    here_alone: bool = False,
 ) -> list[LivingLaunch]:
-    """The living launches of these artifacts, but those of this process.
+    """The living launches of these artifacts, but those of this process. `here_alone`: those on this machine.
 
     A launch on this machine lives as long as its process does. Elsewhere it lives if the heartbeat of its attempt
     changes. This function waits for that as long as the attempt's lease, mostly 3 to 15 seconds.
@@ -44,7 +45,7 @@ def living_launches(
             for launch, alive in _possible(store, files):
                 if alive or launch.attempt:
                     (here if alive else elsewhere).append(launch)
-    return here + _beating(elsewhere, clock, sleep)
+    return here if here_alone else here + _beating(elsewhere, clock, sleep)
 
 
 def _possible(store: Store, files: JobFiles) -> Iterator[tuple[LivingLaunch, bool]]:

@@ -51,18 +51,19 @@ def train_all(
     may_grow: bool = False,
     launch: Launch | None = None,
     island: str = "",
-    starting: Callable[[Artifact], None] | None = None,
+    starting: Callable[[Artifact], None] = lambda artifact: None,
     lost: Callable[[], None] = lambda: None,
     leaving: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train several artifacts of a run, as many at once as Ray has room for; returns when all are committed.
 
     The others are queued in this order, each until the artifacts that it is made from are finished. `placement` is one
-    for all, or one for each artifact. `starting` is called with each artifact that begins; `watch` with the statuses of
-    those that have begun, twice a second at first and each five seconds if nothing changes; `lost` for each attempt
-    that loses workers, which is also printed on stderr. `leaving` returns True once the command is to end: `watch` sees
-    to that while storage answers; without storage the trainings end. `launch` is the launch of a single artifact, if it
-    has begun already; otherwise each artifact gets one, on the `island` of that name.
+    for all, or one for each artifact. `starting` is called with each artifact before it begins, and may raise the
+    DDMError that it fails with; `watch` with the statuses of those that have begun, twice a second at first and each
+    five seconds if nothing changes; `lost` for each attempt that loses workers, which is also printed on stderr.
+    `leaving` returns True once the command is to end: `watch` sees to that while storage answers; without storage the
+    trainings end. `launch` is the launch of a single artifact, if it has begun already; otherwise each artifact gets
+    one, on the `island` of that name.
 
     An artifact that gives up doesn't end the others: at the end the single artifact's error is raised, or
     TrainingsFailed. Raises RayError if the Ray cluster lacks resources of a placement; if it `may_grow`, a warning is
@@ -97,6 +98,7 @@ def train_all(
             beside = [each.placement for each in running]
             if is_ready(job) and has_room(job.placement, beside, ray.cluster_resources()):
                 try:
+                    starting(job.artifact)
                     drivers.append(job.start())
                 except StorageError as error:
                     if error.passes:
@@ -106,8 +108,6 @@ def train_all(
                     failures[job.artifact] = error
                 else:
                     running.append(job)
-                    if starting:
-                        starting(job.artifact)
                 queue.remove(job)
 
     observer = Observer(run, listing, least=LOOK_SECONDS)
