@@ -185,24 +185,8 @@ def odd_metadata() -> Iterator[OddFile]:
 
 def named() -> Iterator[OddFile]:
     data = saved(flat("RGB"), "JPEG")
-    names = [
-        "with a space",
-        "a#b",
-        "a'b",
-        'a"b',
-        "a;b",
-        "-dash",
-        "a.b.c",
-        "café",
-        "cafe\u0301",
-        "日本語",
-        "🦀",
-        "%20",
-        "a&b",
-        "$HOME",
-        "[x]",
-        "a*b",
-    ]
+    names = ["with a space", "a#b", "a'b", 'a"b', "a;b", "-dash", "a.b.c", "café", "cafe\u0301", "日本語", "🦀"]
+    names += ["%20", "a&b", "$HOME", "[x]", "a*b"]
     names += ["n" * 200, "tab\there", "back\\slash", "{000..127}", "a,b", "=", "~", "test", "train"]
     for name in names:
         yield OddFile(f"{name}.jpg", data)
@@ -222,6 +206,14 @@ def cut_short() -> Iterator[OddFile]:
         data = saved(noise, form)
         for share in (0.3, 0.6):
             yield OddFile(f"cut-{share}-{form}.{ending(form)}", data[: int(share * len(data))])
+
+
+def damaged_chunks() -> Iterator[OddFile]:
+    """Chunks with a wrong checksum, without which the pixels mean something else."""
+    plain = saved(flat("RGB"), "PNG")
+    place = plain.index(b"IDAT") - 4
+    for kind, data in {b"tRNS": struct.pack(">3H", *COLOUR), b"eXIf": b"MM\0*\0\0\0\x08\0\0"}.items():
+        yield OddFile(f"damaged-{kind.decode()}.png", plain[:place] + chunk(kind, data, checksum=7) + plain[place:])
 
 
 def wide_values() -> Iterator[OddFile]:
@@ -266,6 +258,13 @@ KINDS = [
     Kind("any name, in any alphabet", "read", "spaces and signs too", named),
     Kind("a picture with the ending of another format", "read", "by its contents", of_another_format),
     Kind("a file that ends early", "left out", "download it again", cut_short),
+    Kind(
+        "a PNG with a damaged transparency or orientation",
+        "left out",
+        "download it again",
+        damaged_chunks,
+        "ValueError: damaged ",
+    ),
     Kind("an empty file", "left out", "fetch it again", each(b"", "empty.png", "empty.jpg"), "ValueError: empty file"),
     Kind(
         "text, HTML or anything else that is called a picture",
