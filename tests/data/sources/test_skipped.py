@@ -11,6 +11,7 @@ from ddm_ray.config import DataConfig, load_recipe
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
+from ddm_ray.data.sources.skipped import unread
 from ddm_ray.errors import DataError
 from ddm_ray.run.graph import ROWS
 from ddm_ray.run.run import Run
@@ -88,3 +89,10 @@ def test_a_run_in_the_folder_of_its_own_images(photos: Path) -> None:
     again = CliRunner().invoke(main, ["init", str(photos / "runs/second"), "--recipe", "tiny", *words])
     assert again.exit_code == 0 and f"{photos}: 4 .png, " in again.output, again.output
     assert " in mine (a run)" in again.output and " in second (a run)" not in again.output
+
+
+def test_files_that_only_hide_are_said_and_others_are_a_warning() -> None:
+    assert unread({}) == ([], [])
+    assert unread({"hidden": 2}) == (["2 files aren't read: 2 hidden"], [])
+    convert = "; convert photographs to JPEG or PNG first"
+    assert unread({"hidden": 1, ".heic": 3}) == ([], [f"4 files aren't read: 3 .heic, 1 hidden{convert}"])
