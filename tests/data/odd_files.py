@@ -324,9 +324,11 @@ that are left out with a reason, or files that are skipped. `ddm init` and `ddm 
 """
 TAIL = """\
 A tar is left out from where it ends early, with a reason. Several images of one key count as that many losses: the key
-of a member ends at the first dot of its name. Labels may be whole numbers of any type (also `3.0`), texts, or truth
-values. Text files are UTF-8, with or without a byte-order mark. Names are compared in one form, so that the `é` of a
-Mac is that of your keyboard.
+of a member ends at the first dot of its name. Beside `IMG.png`, `IMG.1.png` is a loss, and
+`IMG.mask.png` is none, since words tell what a member is for. `data.image_column=png` says that others aren't meant.
+
+Labels may be whole numbers of any type (also `3.0`), texts, or truth values. Text files are UTF-8, with or without a
+byte-order mark. Names are compared in one form, so that the `é` of a Mac is that of your keyboard.
 
 A source with folders or files called `train`, `val` and `test` asks which of these the run is of: `data.split=train`,
 or `all`. A run may lie in the folder of its own images: what it contains isn't read.
