@@ -16,7 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from ddm_ray.core.names import FitName
 from ddm_ray.data.profiles import NO_PROFILE, in_srgb, profile_of_jp2
 from ddm_ray.pictures.png import to_png
-from ddm_ray.plain_text import LFS_POINTER
+from ddm_ray.plain_text import LFS_POINTER, NOT_FETCHED
 from ddm_ray.spelling import one_line
 
 # Recognised by content, whatever the file's name. A subset of Pillow's: one of its plug-ins starts another program.
@@ -84,7 +84,7 @@ def decode(
     if not encoded:
         raise ValueError("empty file")
     if encoded.startswith(LFS_POINTER):
-        raise ValueError("a pointer of Git LFS, not the image; fetch it: git lfs pull")
+        raise ValueError(NOT_FETCHED)
     remarks = [] if remarks is None else remarks
     try:
         return _decoded(encoded, shape, fit, remarks)

@@ -278,7 +278,7 @@ KINDS = [
         "left out",
         "`git lfs pull` fetches the picture",
         each(LFS_POINTER + b"v1\noid sha256:4d7a\nsize 12345\n", "lfs.png"),
-        "ValueError: a pointer of Git LFS, not the image",
+        "ValueError: a pointer of Git LFS, not the file itself",
     ),
     Kind("values of 32 bits", "left out", "save them with 8 or 16", wide_values, "ValueError: mode "),
     Kind(

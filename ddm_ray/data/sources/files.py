@@ -25,7 +25,7 @@ from ddm_ray.data.sources.skipped import (
     without_skipped,
 )
 from ddm_ray.errors import DataError
-from ddm_ray.plain_text import LFS_POINTER
+from ddm_ray.plain_text import LFS_POINTER, NOT_FETCHED
 from ddm_ray.run.run import RUN_FILE
 from ddm_ray.spelling import closest_match
 from ddm_ray.store.refusals import as_storage_error
@@ -153,7 +153,7 @@ class Files:
             raise DataError(f"{where}: changed since it was listed, from {size} to {info.size} bytes; {again}")
         with as_source_error(where):
             if size < _POINTER_BYTES and self.read(path, size).startswith(LFS_POINTER):
-                raise DataError(f"{where}: a pointer of Git LFS, not the file itself; fetch it: git lfs pull")
+                raise DataError(f"{where}: {NOT_FETCHED}")
 
     def check_missing(self, path: str) -> None:
         """Raises DataError if more than this file is missing: its class folder is gone or empty, or a remote root."""
