@@ -330,8 +330,9 @@ of a member ends at the first dot of its name. Beside `IMG.png`, `IMG.1.png` is 
 Labels may be whole numbers of any type (also `3.0`), texts, or truth values. Text files are UTF-8, with or without a
 byte-order mark. Names are compared in one form, so that the `é` of a Mac is that of your keyboard.
 
-A source with folders or files called `train`, `val` and `test` asks which of these the run is of: `data.split=train`,
-or `all`. A run may lie in the folder of its own images: what it contains isn't read.
+A source with folders or files called `train`, `val` and `test`, or `train2017` and `test_images`, at any depth, asks
+which of these the run is of: `data.split=train`, or `all`. A class called `train` beside others asks nothing.
+A run may lie in the folder of its own images: what it contains isn't read.
 """
 
 
