@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.core.names import FitName
-from ddm_ray.data.profiles import NO_PROFILE, in_srgb, profile_of_jp2
+from ddm_ray.data.profiles import NO_PROFILE, in_srgb, profile_of_jp2, unread_colours
 from ddm_ray.pictures.png import to_png
 from ddm_ray.plain_text import LFS_POINTER, NOT_FETCHED
 from ddm_ray.spelling import one_line
@@ -142,8 +142,8 @@ def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks:
         opened.load()
         if opened.format == "JPEG2000":
             opened.info.setdefault("icc_profile", profile_of_jp2(encoded))
-        if opened.info.get("icc_profile", b"") is None:  # one that Pillow can't read
-            remarks.append(NO_PROFILE)
+        with suppress(*DECODER_ERRORS):  # of damaged EXIF
+            remarks += filter(None, [unread_colours(opened, encoded)])
         if _has_16_bits(opened, opened.format) and max(np.ravel(opened.getextrema())) < 2**12:
             remarks.append(DIM)
         turn = _orientation(opened)
