@@ -74,9 +74,14 @@ def _asks(named: Collection[SplitName], alone: bool, classes: Collection[str] | 
 
 
 def of_split(
-    sizes: Mapping[str, int], split: str | None, by_folder: bool, classes: Collection[str] | None, url: str
+    sizes: Mapping[str, int],
+    split: str | None,
+    by_folder: bool,
+    classes: Collection[str] | None,
+    url: str,
+    known: Collection[str] = (),
 ) -> dict[str, int]:
-    """The files of the split that a run is of; all of them if there are no splits.
+    """The files of the split that a run is of; all of them if there are no splits, or `known` ones are of several.
 
     `classes`: names of classes, which folders may have; None: folders tell no class. Raises DataError if it has to be
     asked which split is meant, and for a split that isn't there.
@@ -88,7 +93,8 @@ def of_split(
     fix = Begin(field="data.split", value="train" if "train" in counts else next(iter(counts), ALL))
     if split is None:
         alone = len(named) == sum("/" in path for path in sizes)
-        if _asks(set(named.values()), alone, classes) if by_folder else len(counts) > 1:
+        asks = _asks(set(named.values()), alone, classes) if by_folder else len(counts) > 1
+        if asks and len({named[path].split for path in known if path in named}) < 2:
             raise DataError(f"{problem}; data.split chooses one of them, or {ALL}", fix)
         return dict(sizes)
     if split == ALL:
