@@ -56,8 +56,8 @@ def unread_colours(image: Image.Image, encoded: bytes) -> str:
     profile = image.info.get("icc_profile", b"")
     if profile is None:  # one that Pillow can't read
         return NO_PROFILE
-    told = "" if profile else _other_colours(image, encoded)
-    return f"{NO_PROFILE}: it stands in {told}, not in ICC" if told else ""
+    place = "" if profile else _other_colours(image, encoded)
+    return f"{NO_PROFILE}: it stands in {place}, not in ICC" if place else ""
 
 
 def _other_colours(image: Image.Image, encoded: bytes) -> str:

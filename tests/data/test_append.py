@@ -1,11 +1,8 @@
 """Appended files are prepared alone and go to the clusters that there are; the run that they join stays as it is."""
 
 import os
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree, ignore_patterns
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +14,9 @@ from ddm_ray.data.append import append
 from ddm_ray.data.loading.heldout_rows import heldout_rows
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.partition.stage import partition
-from ddm_ray.data.prepare.new_files import list_new
-from ddm_ray.data.prepare.records import RowsStore, rows_store
-from ddm_ray.data.prepare.stage import list_source, prepare
+from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import HELDOUT, embeddings
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.data.sources import open_source
 from ddm_ray.errors import ConfigError, DataError, DriftError, MissingArtifact, StorageError
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.examination import examine
@@ -146,45 +140,6 @@ def test_files_that_came_after_a_kill_are_not_taken_for_those_that_were_appended
     write_digits(tmp_path / "photos", range(230, 240))
     with pytest.raises(DriftError, match=r"begun with 30 new files, and .* has 40 others by now; delete it"):
         prepare(run, execute=serial)
-
-
-def begun_by_an_older_version(folder: Path, **changed: Any) -> RowsStore:
-    """The rows of a run that took files of all splits without asking."""
-    config = load_recipe("tiny", (f"data.source={folder / 'photos'}", "data.num_classes=2"))
-    run, name = Run.create(str(folder / "run"), config), config.data.source
-    listed = open_source(config.data.model_copy(update={"split": "all"}), name)
-    rows = rows_store(run, ROWS)
-    rows.plan(lambda: replace(list_source(config, name, listed, 100), **changed))
-    return rows
-
-
-def test_a_run_of_all_splits_takes_more_files_of_all(tmp_path: Path) -> None:
-    paths = [f"cat/{split}/0.png" for split in ("train", "test")]
-    for path in (*paths, "dog/train/0.png"):
-        (tmp_path / "photos" / path).parent.mkdir(parents=True)
-        (tmp_path / "photos" / path).write_bytes(b"0")
-    earlier = begun_by_an_older_version(tmp_path)
-    (tmp_path / "photos/dog/test").mkdir()
-    (tmp_path / "photos/dog/test/1.png").write_bytes(b"1")
-    assert list_new([earlier], str(tmp_path / "photos")).files == {"dog/test/1.png": 1}
-    shutil.rmtree(tmp_path / "run")
-    shutil.rmtree(tmp_path / "photos/dog/test")
-    shutil.rmtree(tmp_path / "photos/cat/test")
-    earlier = begun_by_an_older_version(tmp_path)
-    more = tmp_path / "photos/cat/test/0.png"
-    more.parent.mkdir()
-    more.write_bytes(b"0")
-    with pytest.raises(DataError, match="its files are of splits: 1 of test, 2 of train; "):
-        list_new([earlier], str(tmp_path / "photos"))
-
-
-def test_classes_of_an_older_run_may_be_in_another_form(tmp_path: Path) -> None:
-    for name in ("bar", "cafe\u0301"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        (tmp_path / "photos" / name / "0.png").write_bytes(b"0")
-    earlier = begun_by_an_older_version(tmp_path, classes=("bar", "cafe\u0301"))
-    (tmp_path / "photos/bar/1.png").write_bytes(b"1")
-    assert list_new([earlier], str(tmp_path / "photos")).files == {"bar/1.png": 1}
 
 
 def test_untrained_weights_are_missed_before_anything_is_written(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ class SplitName:
 @lru_cache(maxsize=2**12)
 def _named(path: str) -> SplitName | None:
     """The part of a path that names a split: one that is nothing else, or the first one with a word, as `train2017`."""
-    found = [(place, match) for place, part in enumerate(path.split("/")) if (match := _WORD.search(part))]
-    if not found:
+    matches = [(place, match) for place, part in enumerate(path.split("/")) if (match := _WORD.search(part))]
+    if not matches:
         return None
-    place, match = min(found, key=lambda each: each[1][0] != each[1].string)
+    place, match = min(matches, key=lambda each: each[1][0] != each[1].string)
     part = match.string.casefold()
     rest = re.sub(r"\d", "", part.replace(match[0].casefold(), "", 1))
     return SplitName(place, part, NAMES[match[0].casefold()], rest)
