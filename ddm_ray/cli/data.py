@@ -113,7 +113,7 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
     """Print which images were left out of the rows and why, and the names of labels."""
     from ddm_ray.data.prepare.records import REJECTED
     from ddm_ray.data.reasons import CUT
-    from ddm_ray.data.sources.skipped import HIDDEN
+    from ddm_ray.data.sources.skipped import unread
     from ddm_ray.run.graph import ROWS
 
     info = RowsInfo.of(run.require(artifact))
@@ -130,10 +130,9 @@ def _show_rows(run: Any, artifact: Artifact) -> None:
             say(f"{others:>8} for other reasons")
     for loss in info.losses:
         warn(f"{loss.rows} images are used that lost something: {loss.reason}, e.g. {loss.id}")
-    if info.ignored:
-        counts = sorted(info.ignored.items(), key=lambda ending: -ending[1])
-        endings = ", ".join(f"{count} {ending}" for ending, count in counts)
-        (say if info.ignored.keys() == {HIDDEN} else warn)(f"{sum(info.ignored.values())} files aren't read: {endings}")
+    for show, lines in zip((say, warn), unread(info.ignored), strict=True):
+        for line in lines:
+            show(line)
     if not info.rows_heldout and artifact == ROWS:
         none = "neither training nor evaluation will have held-out losses"
         warn(f"no row is held out (data.heldout {run.config.data.heldout}): {none}")

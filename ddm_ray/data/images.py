@@ -14,9 +14,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.core.names import FitName
-from ddm_ray.data.profiles import NO_PROFILE, in_srgb, profile_of_jp2
+from ddm_ray.data.profiles import NO_PROFILE, in_srgb, profile_of_jp2, unread_colours
 from ddm_ray.pictures.png import to_png
-from ddm_ray.plain_text import LFS_POINTER
+from ddm_ray.plain_text import LFS_POINTER, NOT_FETCHED
 from ddm_ray.spelling import one_line
 
 # Recognised by content, whatever the file's name. A subset of Pillow's: one of its plug-ins starts another program.
@@ -64,8 +64,9 @@ _UPRIGHT = {
 _SIDEWAYS = {5, 6, 7, 8}
 _MAX_LETTERS = 200
 _PNG = b"\x89PNG\r\n\x1a\n"
-_NEEDED = frozenset({b"tRNS", b"iCCP", b"eXIf"})
-"""Types of a PNG's chunks that say how to show its pixels, besides the critical ones."""
+_COLOURS = frozenset({b"iCCP", b"cICP", b"gAMA", b"cHRM"})
+_SHOWN = frozenset({b"tRNS", b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif"})
+"""Types of chunks, and names of texts, that say how to show a PNG's pixels, besides the critical chunks."""
 # Images of more than _LARGE pixels are converted and shrunk in bands of _BAND pixels.
 _LARGE, _BAND = 2**24, 2**21
 
@@ -83,7 +84,7 @@ def decode(
     if not encoded:
         raise ValueError("empty file")
     if encoded.startswith(LFS_POINTER):
-        raise ValueError("a pointer of Git LFS, not the image; fetch it: git lfs pull")
+        raise ValueError(NOT_FETCHED)
     remarks = [] if remarks is None else remarks
     try:
         return _decoded(encoded, shape, fit, remarks)
@@ -99,28 +100,33 @@ def _decoded_alone(
     """Decode a PNG without the texts and other chunks that aren't needed, one of which may be why it gave an error.
 
     A text of more than a megabyte is refused by Pillow, as is a chunk with a wrong checksum. Raises that error if it
-    wasn't one of these.
+    wasn't one of these, and ValueError for transparency or an orientation that can't be read.
     """
-    for needed in (_NEEDED, _NEEDED - {b"iCCP"}):
+    for needed in (_SHOWN | _COLOURS, _SHOWN):
+        alone, dropped = _with_chunks(encoded, needed)
+        if lost := dropped - _COLOURS:
+            raise ValueError(f"damaged {min(lost).decode()}, which says how to show it") from error
         with suppress(*DECODER_ERRORS):
-            pixels_HWC = _decoded(_with_chunks(encoded, needed), shape, fit, remarks)
-            if needed != _NEEDED and b"iCCP" in encoded:
-                remarks.append(NO_PROFILE)
+            pixels_HWC = _decoded(alone, shape, fit, remarks)
+            remarks += [NO_PROFILE] if dropped else []
             return pixels_HWC
     raise error
 
 
-def _with_chunks(encoded: bytes, needed: Collection[bytes]) -> bytes:
-    """A PNG with its critical chunks, and of the others those of the `needed` types with a right checksum."""
-    kept, place = [_PNG], len(_PNG)
+def _with_chunks(encoded: bytes, needed: Collection[bytes]) -> tuple[bytes, set[bytes]]:
+    """A PNG with its critical chunks and the `needed` ones with a right checksum, and what is dropped that matters."""
+    kept, dropped, place = [_PNG], set[bytes](), len(_PNG)
     while place + 12 <= len(encoded):
         end = place + 12 + int.from_bytes(encoded[place : place + 4], "big")
         chunk = encoded[place:end]
+        kind = chunk[4:8] if chunk[4:8] not in (b"tEXt", b"zTXt", b"iTXt") else chunk[8:88].partition(b"\0")[0]
         sound = chunk[-4:] == zlib.crc32(chunk[4:-4]).to_bytes(4, "big")
-        if chunk[4:5].isupper() or (chunk[4:8] in needed and sound):
+        if chunk[4:5].isupper() or (kind in needed and sound):
             kept.append(chunk)
+        elif kind in _SHOWN | _COLOURS:
+            dropped.add(kind)
         place = end
-    return b"".join(kept)
+    return b"".join(kept), dropped
 
 
 def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks: list[str]) -> np.ndarray:
@@ -136,8 +142,8 @@ def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks:
         opened.load()
         if opened.format == "JPEG2000":
             opened.info.setdefault("icc_profile", profile_of_jp2(encoded))
-        if opened.info.get("icc_profile", b"") is None:  # one that Pillow can't read
-            remarks.append(NO_PROFILE)
+        with suppress(*DECODER_ERRORS):  # of damaged EXIF
+            remarks += filter(None, [unread_colours(opened, encoded)])
         if _has_16_bits(opened, opened.format) and max(np.ravel(opened.getextrema())) < 2**12:
             remarks.append(DIM)
         turn = _orientation(opened)

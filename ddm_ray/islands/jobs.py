@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import BaseModel, ValidationError
 
 from ddm_ray.errors import ConfigError, RayAway, RayError
+from ddm_ray.plain_text import stripped
 from ddm_ray.spelling import printable
 from ddm_ray.store.refusals import refusal
 
@@ -211,7 +212,7 @@ class JobsAPI:
         return self._printable_token(data.decode(errors="replace"), f"token_file {named}")
 
     def _printable_token(self, text: str, source: str) -> str:
-        token = text.strip()
+        token = stripped(text)
         # Other characters could end the header in which the token is sent.
         if not token or len(token) > _MAX_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
             raise ConfigError(f"island {self._island}: {source} has no token: one line of letters and digits")

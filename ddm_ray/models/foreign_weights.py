@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
-from ddm_ray.plain_text import LFS_POINTER
+from ddm_ray.plain_text import LFS_POINTER, NOT_FETCHED
 
 _PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """First bytes of files that torch.save writes."""
@@ -16,7 +16,7 @@ def what_else(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(LFS_POINTER):
-        return "a pointer of Git LFS, not the file itself; fetch that: git lfs pull"
+        return NOT_FETCHED
     if head.startswith(_PICKLES):
         convert = "save_file(torch.load(FILE, weights_only=True), 'FILE.safetensors')"
         return f"a pickle, which may run code when it is opened; convert it with safetensors.torch: {convert}"

@@ -90,8 +90,8 @@ class TextEncoder:
 
     def encode(self, prompts: Sequence[str], warn: bool = True) -> Text:
         """The prompts' Text, padded to `tokens` with zeros. What is beyond them is cut off, and named in a warning."""
-        for message in filter(None, self.cuts(prompts) if warn else ()):
-            warnings.warn(f"a prompt {message}", stacklevel=2)
+        for counts, lost in filter(None, self.cuts(prompts) if warn else ()):
+            warnings.warn(f"a prompt {counts} loses: {lost}", stacklevel=2)
         return self.encode_ids(self.ids(prompts).to(self.model.device))
 
     def ids(self, prompts: Sequence[str]) -> TextIds:
@@ -112,18 +112,18 @@ class TextEncoder:
         """Each prompt's number of tokens, of which `tokens` at most count; those of the other encoder aren't told."""
         return [len(ids) for ids in self._ids(prompts)]
 
-    def cuts(self, prompts: Sequence[str]) -> list[str]:
-        """The predicate of a sentence on what is cut off each prompt, by this encoder or the other one; "" if nothing.
+    def cuts(self, prompts: Sequence[str]) -> list[tuple[str, str] | None]:
+        """Subjects of sentences on what is cut off each prompt, by this encoder or the other one; None if nothing.
 
-        "of 90 tokens, of which 77 count, loses: the last words"
+        "of 90 tokens, of which 77 count," and the words that are lost.
         """
-        messages = []
+        own: list[tuple[str, str] | None] = []
         for ids in self._ids(prompts):
             lost = " ".join(self.tokenizer.decode(ids[self.tokens - 1 : -1]).split())
-            cut = f"of {len(ids)} tokens, of which {self.tokens} count, loses: {lost}"
-            messages.append(cut if len(ids) > self.tokens else "")
-        others = self.pooled.cuts(prompts) if self.pooled else messages
-        return [cut or other for cut, other in zip(messages, others, strict=True)]
+            cut = f"of {len(ids)} tokens, of which {self.tokens} count,", lost
+            own.append(cut if len(ids) > self.tokens else None)
+        others = self.pooled.cuts(prompts) if self.pooled else own
+        return [cut or other for cut, other in zip(own, others, strict=True)]
 
     def null(self) -> Text:
         """The null condition, one row: the empty prompt."""

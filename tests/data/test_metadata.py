@@ -9,6 +9,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from ddm_ray.data.images import decode
+from ddm_ray.data.profiles import NO_PROFILE
+from tests.data.icc_profiles import DISPLAY_P3, rgb
 
 SHAPE = (3, 16, 16)
 PIXELS = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
@@ -64,6 +66,38 @@ def test_transparency_stays_when_a_text_goes() -> None:
     buffer = io.BytesIO()
     clear.save(buffer, "PNG", transparency=0, pnginfo=workflow(2))
     assert (decode(buffer.getvalue(), SHAPE) == 255).all()
+
+
+@pytest.mark.parametrize("key", ["XML:com.adobe.xmp", "Raw profile type exif"])
+def test_an_orientation_stays_when_another_text_goes(key: str) -> None:
+    info, exif = workflow(2), Image.Exif()
+    exif[0x0112] = 3
+    if key.startswith("XML"):
+        info.add_itxt(key, '<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="3"/>')
+    else:
+        info.add_text(key, f"\nexif\n{len(exif.tobytes()):8}\n{exif.tobytes().hex()}\n", zip=True)
+    assert (decode(png(pnginfo=info), SHAPE) == PIXELS[::-1, ::-1]).all()
+
+
+def damaged(content: bytes, kind: bytes) -> bytes:
+    """A PNG with a wrong checksum of one chunk."""
+    place = content.index(kind)
+    end = place + 4 + int.from_bytes(content[place - 4 : place], "big")
+    return content[:end] + bytes([content[end] ^ 255]) + content[end + 1 :]
+
+
+def test_a_png_that_cannot_be_shown_as_it_was_meant_is_refused() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind, settings in {b"tRNS": {"transparency": (1, 2, 3)}, b"eXIf": {"exif": exif}}.items():
+        with pytest.raises(ValueError, match=f"damaged {kind.decode()}, which says how to show it"):
+            decode(damaged(png(**settings), kind), SHAPE)
+
+
+def test_a_damaged_profile_is_said() -> None:
+    remarks: list[str] = []
+    content = damaged(png(icc_profile=rgb(DISPLAY_P3)), b"iCCP")
+    assert (decode(content, SHAPE, remarks=remarks) == PIXELS).all() and remarks == [NO_PROFILE]
 
 
 def test_damaged_pixels_are_refused_all_the_same() -> None:

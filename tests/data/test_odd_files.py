@@ -14,7 +14,8 @@ from ddm_ray.data.schema import images
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.run.graph import ROWS
 from ddm_ray.run.run import Run
-from tests.data.odd_files import KINDS, PAGE, Kind, OddFile, page
+from tests.data.odd_files import KINDS, PAGE, Kind, page
+from tests.data.odd_pictures import OddFile
 from tests.data.rows import read_artifact
 
 pytestmark = pytest.mark.contract

@@ -1,16 +1,19 @@
 """Images with a colour profile are trained on as they look: in sRGB."""
 
 import io
+import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageCms, features
+from PIL import ExifTags, Image, ImageCms, PngImagePlugin, features
 
 from ddm_ray.config import DataConfig
 from ddm_ray.data import images
 from ddm_ray.data.images import decode
 from ddm_ray.data.prepare.decoding import decode_rows
+from ddm_ray.data.profiles import NO_PROFILE
 from ddm_ray.data.sources import Encoded
 from tests.data import icc_profiles
 
@@ -127,6 +130,88 @@ def test_a_profile_that_cannot_be_used_is_said(kind: str, monkeypatch: pytest.Mo
     in_bands: list[str] = []
     decode(content, RGB, remarks=in_bands)
     assert in_bands == remarks, "once, however many bands there are"
+
+
+def exif(space: int, index: str) -> bytes:
+    tags = Image.Exif()
+    tags.get_ifd(ExifTags.IFD.Exif).update({0xA001: space, 0xA005: {1: index}})
+    return tags.tobytes()
+
+
+def with_chunk(kind: bytes, data: bytes) -> bytes:
+    info = PngImagePlugin.PngInfo()
+    info.add(kind, data)
+    return of_form("PNG", pnginfo=info)
+
+
+def of_form(form: str, **settings: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pale()).save(buffer, form, **FORMATS[form] | settings)
+    return buffer.getvalue()
+
+
+def avif(primaries: int, curve: int) -> bytes:
+    content = of_form("AVIF")
+    place = content.index(b"nclx") + 4
+    return content[:place] + bytes((0, primaries, 0, curve)) + content[place + 4 :]
+
+
+GAMMA, PRIMARIES = struct.Struct(">I").pack, struct.Struct(">8I").pack
+WHITE = (31270, 32900)
+TOLD: dict[str, tuple[Callable[[], bytes], str]] = {
+    "cICP": (lambda: with_chunk(b"cICP", bytes((12, 13, 0, 1))), "cICP"),
+    "cICP of sRGB": (lambda: with_chunk(b"cICP", bytes((1, 13, 0, 1))), ""),
+    "gAMA": (lambda: with_chunk(b"gAMA", GAMMA(55556)), "gAMA or cHRM"),
+    "gAMA of sRGB": (lambda: with_chunk(b"gAMA", GAMMA(45455)), ""),
+    "cHRM": (lambda: with_chunk(b"cHRM", PRIMARIES(*WHITE, 68000, 32000, 26500, 69000, 15000, 6000)), "gAMA or cHRM"),
+    "cHRM of sRGB": (lambda: with_chunk(b"cHRM", PRIMARIES(*WHITE, 64000, 33000, 30000, 60000, 15000, 6000)), ""),
+    "EXIF by DCF": (lambda: of_form("JPEG", exif=exif(65535, "R03")), "EXIF"),
+    "EXIF by number": (lambda: of_form("WEBP", exif=exif(2, "")), "EXIF"),
+    "EXIF of sRGB": (lambda: of_form("JPEG", exif=exif(1, "R98")), ""),
+    "nclx": (lambda: avif(12, 13), "nclx"),
+    "nclx of sRGB": (lambda: avif(1, 13), ""),
+    "nclx of high dynamic range": (lambda: avif(9, 16), "nclx"),
+    "nothing": (lambda: of_form("AVIF"), ""),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_colours_that_are_told_in_another_way_are_a_loss(kind: str) -> None:
+    made, by = TOLD[kind]
+    remarks = list[str]()
+    decode(made(), RGB, remarks=remarks)
+    assert remarks == ([f"{NO_PROFILE}: it stands in {by}, not in ICC"] if by else [])
+
+
+def test_modes_that_are_others_in_another_form_have_profiles_too() -> None:
+    profile = icc_profiles.rgb(icc_profiles.DISPLAY_P3)
+    content = encoded(Image.fromarray(pale()).convert("YCbCr"), "TIFF", profile)
+    assert Image.open(io.BytesIO(content)).mode == "YCbCr"
+    assert np.abs(decode(content, RGB) - seen(pale(), icc_profiles.DISPLAY_P3)).max() < 5  # it is rounded twice
+
+
+@pytest.mark.parametrize(("form", "extra", "mode"), [("PNG", 2, "LA"), ("TIFF", 2, "LA"), ("TIFF", 1, "La")])
+def test_grey_with_transparency_has_the_curve_of_its_profile(form: str, extra: int, mode: str) -> None:
+    """Also if the file says that its levels are multiplied by what covers them."""
+    content = encoded(Image.new("LA", (SIDE, SIDE), (50, 128)), form, icc_profiles.grey(1.0))
+    content = content.replace(struct.pack("<HHIH", 338, 3, 1, 2), struct.pack("<HHIH", 338, 3, 1, extra))
+    assert Image.open(io.BytesIO(content)).mode == mode
+    level = np.searchsorted(icc_profiles.linear(np.arange(256)), (50 if mode == "LA" else 100) / 255)
+    assert np.abs(decode(content, GREY) - (level + 255) / 2).max() < 2
+
+
+def test_a_colour_that_is_transparent_stays_so() -> None:
+    image, profile = Image.fromarray(pale()), icc_profiles.rgb(icc_profiles.DISPLAY_P3)
+    image.paste((200, 10, 20), (0, 0, SIDE // 2, SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", transparency=(200, 10, 20), icc_profile=profile)
+    assert (decode(buffer.getvalue(), RGB)[:, : SIDE // 2] == 255).all()
+
+
+def test_a_profile_of_another_mode_is_said() -> None:
+    content, remarks = encoded(Image.new("LAB", (SIDE, SIDE)), "TIFF", icc_profiles.rgb()), list[str]()
+    decode(content, RGB, remarks=remarks)
+    assert remarks == [f"{NO_PROFILE}: the image is LAB"]
 
 
 @pytest.mark.contract

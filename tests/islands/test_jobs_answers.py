@@ -125,6 +125,14 @@ def test_a_token_of_the_environment_is_for_islands_without_a_file(
     assert tokens == [None, "Bearer secret", "Bearer set"]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("\ufeffsecret\r\n", encoding="utf-8")
+    with served(says(404, "Job x does not exist")) as (url, tokens):
+        JobsAPI("north", url, str(path)).job("x")
+    assert tokens == ["Bearer secret"]
+
+
 @pytest.mark.parametrize("text", ["", "\n", "two\nlines", "two words", "ü", "x" * 5000, "a\0b"])
 def test_a_file_without_a_token_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"

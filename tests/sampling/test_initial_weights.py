@@ -171,7 +171,7 @@ def test_a_prefix_that_all_tensors_share_is_no_part_of_their_names(
 def test_a_file_of_another_kind_is_called_by_its_name(holders: dict[str, Any], tmp_path: Path, kind: str) -> None:
     file, words = tmp_path / "model.pt", "a pickle, which may run code when it is opened; convert it with safetensors"
     if kind == "LFS":
-        words = "a pointer of Git LFS, not the file itself; fetch that: git lfs pull"
+        words = "a pointer of Git LFS, not the file itself; fetch it: git lfs pull"
         file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
     else:
         torch.save(load_file(holders["file"]["source"]), file, _use_new_zipfile_serialization=kind == "torch")

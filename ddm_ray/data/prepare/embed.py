@@ -66,7 +66,9 @@ class Embed:
         data, schema = self.config.data, rows_schema(self.config.data, self.embedding_dim)
         if not decoded.ids:
             return EmbeddedRows(schema.empty_table(), decoded.rejected)
-        losses = decoded.losses + self._cuts(decoded)
+        cuts = self._texts.cuts(list(map(str, decoded.conditions))) if self._texts else []
+        cut_off = [(row, f"a caption {cut[0]} is cut off") for row, cut in zip(decoded.ids, cuts, strict=False) if cut]
+        losses = decoded.losses + [{"id": row, "reason": reason} for row, reason in cut_off]
         assert decoded.pixels_NHWC.dtype == np.uint8
         channels, height, width = data.decoded_shape
         assert decoded.pixels_NHWC.shape == (len(decoded.ids), height, width, channels)
@@ -86,15 +88,6 @@ class Embed:
             columns["embedding"] = column(embeddings_ND, EMBEDDING)
         table, rejected = numbers.split(pa.table(columns, schema=schema))
         return EmbeddedRows(table, decoded.rejected + rejected, losses)
-
-    def _cuts(self, decoded: DecodedRows) -> list[dict[str, str]]:
-        """{id, reason} of captions that are longer than the run's text encoder reads."""
-        cuts = self._texts.cuts([str(caption) for caption in decoded.conditions]) if self._texts else []
-        return [
-            {"id": row, "reason": f"a caption {cut.partition(' loses')[0]} is cut off"}
-            for row, cut in zip(decoded.ids, cuts, strict=False)
-            if cut
-        ]
 
     def _data(self, decoded: DecodedRows, numbers: "_Numbers") -> dict[str, Any]:
         config = self.config.data

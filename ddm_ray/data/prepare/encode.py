@@ -61,7 +61,7 @@ class EncodeTexts:
         """The file of the empty prompt's text (`texts.null_text_bytes`)."""
         return null_text_bytes(self._encoder.null())
 
-    def cuts(self, captions: list[str]) -> list[str]:
+    def cuts(self, captions: list[str]) -> list[tuple[str, str] | None]:
         """See TextEncoder.cuts."""
         return self._encoder.cuts(captions)
 

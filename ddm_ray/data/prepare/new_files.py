@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddm_ray.data.prepare.fit_embedder import PIXELS, embeds_pixels
 from ddm_ray.data.prepare.make_rows import NETWORKS, NULL
@@ -10,7 +10,9 @@ from ddm_ray.data.prepare.records import RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sharded.kept_records import KeptRecords
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.data.sources import open_source, units_of
+from ddm_ray.data.sources.collection import Collection
 from ddm_ray.errors import DataError, MissingArtifact
+from ddm_ray.plain_text import name_form
 from ddm_ray.run.graph import ROWS
 from ddm_ray.run.manifest import sha256
 from ddm_ray.run.run import Run
@@ -66,18 +68,19 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
     """
     run, plans = earlier[-1].run, [_plan(chunks) for chunks in earlier]
     rows, last = chunk_rows or rows_per_chunk(run.config.data), plans[-1]
-    listed = open_source(run.config.data, name, rows).list()
+    known = {file: size for plan in plans for file, size in _files(plan).items()}
+    opened = open_source(run.config.data, name, rows)
+    listed = (replace(opened, known=frozenset(known)) if isinstance(opened, Collection) else opened).list()
     if any(not unit.files for unit in listed.units):
         raise DataError(f"source {name}: has no files that could be new; give a folder, tars or parquet files")
-    if strays := sorted(set(listed.classes or ()) - set(last.classes or ())):
+    if strays := sorted(set(listed.classes or ()) - set(map(name_form, last.classes or ()))):
         raise DataError(
             f"source {name}: classes that {run.url} doesn't have: {some(strays)}; its networks know no others: move"
             " them away, or begin a new run of all images"
         )
-    if listed.numbered != last.numbered:
+    if [*map(name_form, listed.numbered or ())] != [*map(name_form, last.numbered or ())]:
         raise DataError(f"source {name}: its numbers stand for other classes than those of {run.url}: begin a new run")
     sizes = {file: size for unit in listed.units for file, size in zip(unit.files, unit.sizes, strict=True)}
-    known = {file: size for plan in plans for file, size in _files(plan).items()}
     here = {file for plan in plans if plan.source == name for file in _files(plan)}
     elsewhere = tuple(file for file in sizes if file in known and file not in here)
     changed = [file for file in here & sizes.keys() if known[file] != sizes[file]]

@@ -22,9 +22,13 @@ SMALL_IMAGE = 2**14
 
 @dataclass(frozen=True)
 class Collection(Source):
-    """Files of one format: a folder of images, WebDataset tars, parquet files and so on; see Source."""
+    """Files of one format: a folder of images, WebDataset tars, parquet files and so on; see Source.
+
+    `known`: paths of files that a run has already. It isn't asked for its split if these are of several.
+    """
 
     files: Files
+    known: frozenset[str] = frozenset()
 
     def list(self) -> Listing:
         """See Source. If the run only counts its classes, they are named by class folders."""
@@ -36,7 +40,8 @@ class Collection(Source):
         own = {path: size for path, size in sizes.items() if chosen.owns(path)}
         by_class = chosen.one_image_each and conditions.needed and not conditions.captions
         classes = () if conditions.counted else config.class_names
-        kept = of_split(own, config.split, chosen.one_image_each, classes if by_class else None, self.files.url)
+        names = classes if by_class else None
+        kept = of_split(own, config.split, chosen.one_image_each, names, self.files.url, self.known)
         if others := len(own) - len(kept):
             skipped["of other splits"] = others
         own = kept

@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 
 from ddm_ray.config import DataConfig
-from ddm_ray.plain_text import index_of, stripped
+from ddm_ray.plain_text import name_form, places, stripped
 
 MAX_LETTERS = 2**16
 """Maximum length of a caption."""
@@ -69,12 +70,16 @@ class Conditions:
         return int(stated) if self.numbered is None else self._by_name(self.numbered[stated])
 
     def _by_name(self, name: str) -> int:
-        label = index_of(name, self.classes or self.config.class_names)
+        label = self._labels.get(name_form(name))
         if label is not None:
             return label
-        if self.counted and self.classes is None and name.lstrip("+-").isdecimal():
+        if self.classes is None and name.lstrip("+-").isdecimal() and self.counted:
             return int(self.of(int(name)))
         raise ValueError(f"{name!r:.60} is none of the {self.num_classes} classes")
+
+    @cached_property
+    def _labels(self) -> dict[str, int]:
+        return places(self.classes or self.config.class_names)
 
 
 def _whole_number(stated: object) -> object:

@@ -25,7 +25,7 @@ from ddm_ray.data.sources.skipped import (
     without_skipped,
 )
 from ddm_ray.errors import DataError
-from ddm_ray.plain_text import LFS_POINTER
+from ddm_ray.plain_text import LFS_POINTER, NOT_FETCHED
 from ddm_ray.run.run import RUN_FILE
 from ddm_ray.spelling import closest_match
 from ddm_ray.store.refusals import as_storage_error
@@ -115,10 +115,10 @@ class Files:
         with as_source_error(self.url):
             if not self.remote and not os.path.isdir(root or "/"):
                 raise DataError(f"data.source {self.url!r}: no such folder or file; give {_forms()}{_near(self._path)}")
-            if not self.remote and not names and is_run_folder(root):
-                raise DataError(f"data.source {self.url!r} is a run; give the folder of its images")
             if self.remote and self.filesystem.get_file_info(root).type == fs.FileType.NotFound:
                 raise DataError(f"data.source {self.url!r}: nothing there, or it needs credentials")
+            if not names and (self._runs("", self._sizes_of([RUN_FILE])) if self.remote else is_run_folder(root)):
+                raise DataError(f"data.source {self.url!r} is a run; give the folder of its images")
             skipped = Counter() if skipped is None else skipped
             sizes = self._matching(skipped) if names else self._below("", skipped)
         return dict(sorted(sizes.items()))
@@ -153,7 +153,7 @@ class Files:
             raise DataError(f"{where}: changed since it was listed, from {size} to {info.size} bytes; {again}")
         with as_source_error(where):
             if size < _POINTER_BYTES and self.read(path, size).startswith(LFS_POINTER):
-                raise DataError(f"{where}: a pointer of Git LFS, not the file itself; fetch it: git lfs pull")
+                raise DataError(f"{where}: {NOT_FETCHED}")
 
     def check_missing(self, path: str) -> None:
         """Raises DataError if more than this file is missing: its class folder is gone or empty, or a remote root."""
@@ -192,9 +192,7 @@ class Files:
     def _matching(self, skipped: Counter[str]) -> dict[str, int]:
         _, names, patterns = self._split
         plain = [name for name in names if not (patterns and is_wild(name))]
-        with ThreadPoolExecutor(THREADS if self.remote else 1) as pool:
-            infos = pool.map(lambda name: self.filesystem.get_file_info(self._full(name)), plain)
-        sizes = {name: info.size for name, info in zip(plain, infos, strict=True) if info.type == fs.FileType.File}
+        sizes = self._sizes_of(plain)
         if missing := next((name for name in plain if name not in sizes), None):
             raise DataError(f"data.source {self.url!r}: {missing} is missing")
         listed = cache(lambda folder: self._directly_in(folder, skipped))
@@ -204,6 +202,12 @@ class Files:
         if not sizes:
             raise DataError(f"data.source {self.url!r}: no file there matches")
         return sizes
+
+    def _sizes_of(self, paths: list[str]) -> dict[str, int]:
+        """Sizes of those of these files that are there."""
+        with ThreadPoolExecutor(THREADS if self.remote else 1) as pool:
+            infos = pool.map(lambda path: self.filesystem.get_file_info(self._full(path)), paths)
+        return {path: info.size for path, info in zip(paths, infos, strict=True) if info.type == fs.FileType.File}
 
     def _search(
         self,
@@ -233,15 +237,20 @@ class Files:
         full = self._full(folder)
         if not self.remote:
             return dict(_walk(full, "", frozenset(), skipped)) if os.path.isdir(full) else {}
-        listing = self.filesystem.get_file_info(fs.FileSelector(full, recursive=True, allow_not_found=True))
-        files = {entry.path[len(full) + 1 :]: entry.size for entry in listing if entry.type == fs.FileType.File}
+        files = self._all_below(folder)
         kept, others = without_skipped(files, self._runs(folder, files))
         skipped += others
         return kept
 
+    def _all_below(self, folder: str) -> dict[str, int]:
+        """Size of every file below a folder of a remote storage, also of those that are skipped."""
+        full = self._full(folder)
+        listing = self.filesystem.get_file_info(fs.FileSelector(full, recursive=True, allow_not_found=True))
+        return {entry.path[len(full) + 1 :]: entry.size for entry in listing if entry.type == fs.FileType.File}
+
     def _runs(self, folder: str, files: Mapping[str, int]) -> set[str]:
         """Folders among files of a remote storage that are runs."""
-        small = [path for path, size in files.items() if path.endswith(f"/{RUN_FILE}") and size <= RUN_BYTES]
+        small = [path for path, size in files.items() if path.rpartition("/")[2] == RUN_FILE and size <= RUN_BYTES]
         return {path.rpartition("/")[0] for path in small if is_run(self.read(f"{folder}{path}", files[path]))}
 
     def _directly_in(self, folder: str, skipped: Counter[str]) -> list[tuple[str, int | None]]:
@@ -250,11 +259,14 @@ class Files:
         if not self.remote:
             return [(name, size) for _, name, size in _scan(full, skipped)] if os.path.isdir(full) else []
         listing = self.filesystem.get_file_info(fs.FileSelector(full, allow_not_found=True))
-        return [
-            (entry.base_name, entry.size if entry.type == fs.FileType.File else None)
-            for entry in listing
-            if not why_skipped(entry.base_name)
-        ]
+        sizes = {entry.base_name: entry.size if entry.type == fs.FileType.File else None for entry in listing}
+        files = [f"{folder}{name}/{RUN_FILE}" for name, size in sizes.items() if size is None]
+        runs = self._runs("", self._sizes_of(files))
+        for name, size in [*sizes.items()]:
+            if why := why_skipped(name) or (RUNS.format(name) if f"{folder}{name}" in runs else ""):
+                skipped[why] += len(self._all_below(f"{folder}{name}")) if size is None else 1
+                del sizes[name]
+        return [*sizes.items()]
 
 
 def as_source_error(where: str) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import MISNAMED, THREADS, Files, as_source_error
 from ddm_ray.data.sources.splits import class_folder
 from ddm_ray.errors import DataError
-from ddm_ray.plain_text import name_forms
+from ddm_ray.plain_text import name_form
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 
@@ -68,12 +68,12 @@ def _classes(files: list[str], conditions: Conditions, url: str) -> tuple[str, .
     if not conditions.needed:
         return None
     split = conditions.config.split
-    folders = sorted(name_forms(folder for file in files if (folder := class_folder(file, split))))
+    folders = sorted({name_form(folder) for file in files if (folder := class_folder(file, split))})
     if not folders:
         each = f"the images of each of the {conditions.num_classes} classes in a folder of its own"
         fix = Begin(field="data.num_classes", value="1")
         raise DataError(f"data.source {url!r}: no folders in it; put {each}, unless all are of one class", fix)
-    names = name_forms(conditions.config.class_names)
+    names = set(map(name_form, conditions.config.class_names))
     if not conditions.counted or names & set(folders):
         # Otherwise every image of a misspelt class would be left out.
         if strays := sorted(set(folders) - names):

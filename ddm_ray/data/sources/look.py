@@ -16,7 +16,7 @@ from ddm_ray.data.sources import is_here, open_source
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, ending, format_of
 from ddm_ray.data.sources.folder import CLASSLESS
-from ddm_ray.data.sources.skipped import HIDDEN
+from ddm_ray.data.sources.skipped import unread
 from ddm_ray.data.sources.splits import class_folder
 from ddm_ray.errors import ConfigError, DataError, StorageError
 from ddm_ray.remedies import Begin
@@ -29,9 +29,6 @@ PLACES = 4
 COUNTED = 256
 """Maximum files of many images to count rows in, by their headers or footers."""
 NAMES = 8
-TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
-"""Extensions of photographs that can't be read."""
-
 
 ItemT = TypeVar("ItemT")
 
@@ -68,8 +65,8 @@ def look(config: RunConfig) -> SourceLook:
     if count is not None:
         lines[0] += "" if alone else f", {count:,} rows"
         _require_enough(config, source.files.url, count)
-    lines += [line for line in _ignored(listing) if listing.ignored.keys() == {HIDDEN}]
-    warnings = [] if listing.ignored.keys() == {HIDDEN} else _ignored(listing)
+    hidden, warnings = unread(listing.ignored)
+    lines += hidden
     if folders and source.conditions.needed:
         lines.append(f"classes: {_counted(folders)}")
         warnings += _classless(config, folders, len(files) - sum(folders.values()))
@@ -132,14 +129,6 @@ def _require_enough(config: RunConfig, url: str, count: int) -> None:
     if embedder.kind == "pixels" and train < embedder.dim:
         few = f"{count} images are too few for the {embedder.dim} components of their embedding"
         raise DataError(f"data.source {url!r}: {few}", Begin(field="embedder.dim", value=f"{max(1, train)}"))
-
-
-def _ignored(listing: Listing) -> list[str]:
-    if not listing.ignored:
-        return []
-    endings = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.items())
-    convert = "; convert photographs to JPEG or PNG first" if TO_CONVERT & listing.ignored.keys() else ""
-    return [f"{sum(listing.ignored.values())} files aren't read: {endings}{convert}"]
 
 
 def _classless(config: RunConfig, folders: dict[str, int], outside: int) -> list[str]:

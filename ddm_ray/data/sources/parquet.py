@@ -15,7 +15,7 @@ from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import DataError
 from ddm_ray.parsing import parse_object
-from ddm_ray.plain_text import index_of, name_forms
+from ddm_ray.plain_text import name_form
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
@@ -95,10 +95,11 @@ def _named_numbers(files: Files, unit: Unit, conditions: Conditions) -> tuple[st
             return named
         many = f"{len(named)} classes ({some(named)}) are more than data.num_classes {len(known)}"
         raise DataError(f"{where}: {many}", Begin(field="data.num_classes", value=f"{len(named)}"))
-    if not name_forms(named) & name_forms(known) and len(named) <= len(known):
+    forms, others = set(map(name_form, named)), set(map(name_form, known))
+    if not forms & others and len(named) <= len(known):
         return None
-    if strays := [name for name in named if index_of(name, known) is None]:
-        without = [name for name in known if index_of(name, named) is None]
+    if strays := [name for name in named if name_form(name) not in others]:
+        without = [name for name in known if name_form(name) not in forms]
         raise DataError(
             f"{where}: classes that are none of class_names: {some(strays)}; of class_names it lacks:"
             f" {some(without) or 'none'}; begin a run with its names, or with data.num_classes={len(named)}"

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ddm_ray.parsing import parse_object
@@ -15,6 +16,8 @@ SYSTEM = {
 }
 """Folders that systems create, in lower case: with thumbnails, snapshots, and files that were deleted."""
 SYSTEM_FILES = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"}
+TO_CONVERT = frozenset({".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"})
+"""Extensions of photographs that can't be read."""
 RUN_BYTES = 2**22
 """Maximum size of a run's file that is looked at."""
 
@@ -27,6 +30,14 @@ def why_skipped(name: str) -> str:
     if name.casefold() in SYSTEM:
         return SYSTEMS.format(name)
     return HIDDEN if name.startswith(".") or name.casefold() in SYSTEM_FILES else ""
+
+
+def unread(ignored: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """Lines on files that aren't read, by the reason (`Listing.ignored`): to say if all are hidden, else to warn."""
+    counts = sorted(ignored.items(), key=lambda each: -each[1])
+    convert = "; convert photographs to JPEG or PNG first" if TO_CONVERT & ignored.keys() else ""
+    line = f"{sum(ignored.values())} files aren't read: {', '.join(f'{count} {why}' for why, count in counts)}{convert}"
+    return ([line], []) if ignored.keys() == {HIDDEN} else ([], [line] if ignored else [])
 
 
 def is_run(data: bytes) -> bool:

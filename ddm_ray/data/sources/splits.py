@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 from ddm_ray.errors import DataError
 from ddm_ray.remedies import Begin
@@ -14,48 +16,85 @@ NAMES = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 """Splits by the names that folders and files give them, which are those that Hugging Face's `datasets` knows."""
-_WORD = re.compile(rf"(?:^|[-._ /\d])({'|'.join(NAMES)})(?=$|[-._ /\d])")
+_WORD = re.compile(rf"(?:^|(?<=[-._ \d]))({'|'.join(NAMES)})(?=$|[-._ \d]|(?-i:(?<=[a-z])[A-Z]))", re.IGNORECASE)
 
 
-def split_of(path: str, by_folder: bool) -> str | None:
+@dataclass(frozen=True)
+class SplitName:
+    """The part of a path that names a split: its place, its text, the split, and the text without that and digits."""
+
+    place: int
+    part: str
+    split: str
+    rest: str
+
+
+@lru_cache(maxsize=2**12)
+def _named(path: str) -> SplitName | None:
+    """The part of a path that names a split: one that is nothing else, or the first one with a word, as `train2017`."""
+    matches = [(place, match) for place, part in enumerate(path.split("/")) if (match := _WORD.search(part))]
+    if not matches:
+        return None
+    place, match = min(matches, key=lambda each: each[1][0] != each[1].string)
+    part = match.string.casefold()
+    rest = re.sub(r"\d", "", part.replace(match[0].casefold(), "", 1))
+    return SplitName(place, part, NAMES[match[0].casefold()], rest)
+
+
+def split_of(path: str, by_folder: bool) -> SplitName | None:
     """The split of a file, by its path below the source; None if that names none.
 
-    `by_folder`: only the first folder counts, since files are images, which may have any name.
+    `by_folder`: only its folders count, since files are images, which may have any name.
     """
-    if by_folder:
-        return NAMES.get(path.partition("/")[0].casefold()) if "/" in path else None
-    match = _WORD.search(path.casefold())
-    return NAMES[match[1]] if match else None
+    return _named(path.rpartition("/")[0] if by_folder else path)
 
 
 def class_folder(path: str, split: str | None) -> str | None:
-    """The name of the folder that tells an image's class: the first one, or the first one within its split's.
+    """The name of the folder that tells an image's class: the first one, within its split's if that has folders.
 
     `split`: see `data.split`. None if there is no such folder.
     """
     folders = path.split("/")[:-1]
-    if split is not None and split_of(path, by_folder=True):
-        folders = folders[1:]
+    if split is not None and (named := split_of(path, by_folder=True)):
+        folders = folders[named.place + 1 :] or folders[: named.place]
     return folders[0] if folders else None
 
 
+def _asks(named: Collection[SplitName], alone: bool, classes: Collection[str] | None) -> bool:
+    """True if folders are splits, rather than those of classes that are called so.
+
+    Two that differ in the split alone are, as `a_train` and `a_test`, and so are all folders if nothing else is there.
+    """
+    kinds = {(each.rest, each.split) for each in named}
+    if {each.part for each in named} & {name.casefold() for name in classes or ()}:
+        return False
+    alike = len({rest for rest, _ in kinds}) < len(kinds)
+    several = len({split for _, split in kinds}) > 1
+    return alike or (alone and (several or (len(kinds) == 1 and classes is not None)))
+
+
 def of_split(
-    sizes: Mapping[str, int], split: str | None, by_folder: bool, classes: Iterable[str] | None, url: str
+    sizes: Mapping[str, int],
+    split: str | None,
+    by_folder: bool,
+    classes: Collection[str] | None,
+    url: str,
+    known: Collection[str] = (),
 ) -> dict[str, int]:
-    """The files of the split that a run is of; all of them if there are no splits.
+    """The files of the split that a run is of; all of them if there are no splits, or `known` ones are of several.
 
     `classes`: names of classes, which folders may have; None: folders tell no class. Raises DataError if it has to be
     asked which split is meant, and for a split that isn't there.
     """
-    split_by_path = {path: split_of(path, by_folder) for path in sizes}
-    counts = Counter(name for name in split_by_path.values() if name)
+    named = {path: each for path in sizes if (each := split_of(path, by_folder))}
+    counts = Counter(each.split for each in named.values())
     listed = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
     problem = f"data.source {url!r}: its files are of splits: {listed}"
     fix = Begin(field="data.split", value="train" if "train" in counts else next(iter(counts), ALL))
     if split is None:
-        named = {name.casefold() for name in classes or ()} & NAMES.keys()
-        alone = by_folder and classes is not None and sum(counts.values()) == sum("/" in path for path in sizes)
-        if counts and not named and (len(counts) > 1 or alone):
+        alone = len(named) == sum("/" in path for path in sizes)
+        asks = _asks(set(named.values()), alone, classes) if by_folder else len(counts) > 1
+        if asks and len({named[path].split for path in known if path in named}) < 2:
             raise DataError(f"{problem}; data.split chooses one of them, or {ALL}", fix)
         return dict(sizes)
     if split == ALL:
@@ -64,4 +103,4 @@ def of_split(
     if name not in counts:
         problem = problem if counts else f"data.source {url!r}: no file is of a split"
         raise DataError(f"{problem}; data.split {split!r} isn't there", fix)
-    return {path: size for path, size in sizes.items() if split_by_path[path] == name}
+    return {path: size for path, size in sizes.items() if path in named and named[path].split == name}

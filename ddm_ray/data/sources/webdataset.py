@@ -58,8 +58,7 @@ class _Counted:
     """A stream that counts the bytes read from it."""
 
     def __init__(self, stream: NativeFile):
-        self._stream = stream
-        self.place = 0
+        self._stream, self.place = stream, 0
 
     def read(self, size: int) -> bytes:
         piece = self._stream.read(size)
@@ -238,16 +237,23 @@ class _Header(tarfile.TarInfo):
 
 
 def _rows_of(row_id: str, sample: _Sample, conditions: Conditions) -> list[Encoded]:
-    """The row of a sample. If several images have its key, none can be used: each of them is a row, as a loss."""
-    names = [name for name in sample.members if _is_image(name, conditions)]
-    several, problem = names, f"several images: {', '.join(names)}; data.image_column chooses one"
-    if not names:
-        several = [name for name in sample.members if extension_of(name) in EXTENSIONS]
-        key = row_id.rpartition("/")[2]
-        problem = f"several images have the key {key!r}, which ends at the first dot of a name: {some(several)}"
-    if sample.problem is not None or len(several) < 2:
+    """The row of a sample, and one of each other picture of its key, as a loss; all are losses if none can be chosen.
+
+    Beside `a.png`, `a.2.png` is another picture. `a.mask.png` isn't: an extension of words tells a member's role.
+    """
+    own = [name for name in sample.members if _is_image(name, conditions)]
+    others = [name for name in sample.members if name not in own and extension_of(name) in EXTENSIONS]
+    if own:
+        chosen = conditions.config.image_column
+        others = [name for name in others if not chosen and any(map(str.isdigit, name.rpartition(".")[0]))]
+    if len(own + others) < 2:
         return [_row(row_id, sample, conditions)]
-    return [Encoded(f"{row_id}.{name}", None, None, problem) for name in several]
+    key = row_id.rpartition("/")[2]
+    problem = f"several images: {', '.join(own)}; data.image_column chooses one"
+    if others:
+        problem = f"several images have the key {key!r}, which ends at the first dot of a name: {some(own + others)}"
+    rows = [Encoded(f"{row_id}.{name}", None, None, sample.problem or problem) for name in own + others]
+    return [_row(row_id, sample, conditions), *rows[1:]] if len(own) == 1 and not sample.problem else rows
 
 
 def _row(row_id: str, sample: _Sample, conditions: Conditions) -> Encoded:

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ddm_ray import plain_text
 from ddm_ray.config import DataConfig, load_recipe
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
-from ddm_ray.data.sources import open_source
+from ddm_ray.data.sources import conditions, open_source
 from ddm_ray.errors import DataError, SamplingError
 from ddm_ray.pipeline import DDMPipeline
 from ddm_ray.run.graph import ROWS, owner_rows
@@ -138,3 +139,12 @@ def test_samples_are_asked_for_by_the_names_of_folders(tmp_path: Path) -> None:
     assert class_number("class 7", ten, 10) == 7
     with pytest.raises(SamplingError, match=r"unknown class 'clas 7': use a name .*; did you mean class 7"):
         class_number("clas 7", ten, 10)
+
+
+def test_names_of_classes_are_put_into_their_form_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each row, of which there may be millions."""
+    made: list[object] = []
+    monkeypatch.setattr(conditions, "places", lambda names: made.append(names) or plain_text.places(names))
+    stated = conditions.Conditions(DataConfig(class_names=(*NAMES, "cafe\u0301")))
+    assert [stated.of(name) for name in ("green", "caf\u00e9", "blue")] == [2, 3, 0]
+    assert len(made) == 1

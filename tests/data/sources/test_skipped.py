@@ -1,6 +1,8 @@
 """Folders that systems create, and folders of runs, hold no images of a source; what is skipped is counted."""
 
 import shutil
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from ddm_ray.config import DataConfig, load_recipe
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.data.sources import open_source
+from ddm_ray.data.sources.files import Files
+from ddm_ray.data.sources.skipped import unread
 from ddm_ray.errors import DataError
 from ddm_ray.run.graph import ROWS
 from ddm_ray.run.run import Run
@@ -58,6 +62,19 @@ def test_so_is_a_bucket(photos: Path, tmp_path: Path) -> None:
         assert sorted(row.id for row in everything(source)) == ["cats/a.png", "cats/b.png", "dogs/a.png", "dogs/b.png"]
         expected = {key.replace("in one", "in runs/one"): count for key, count in COUNTS.items()}
         assert source.list().ignored == expected
+        with pytest.raises(DataError, match=r"/runs/one' is a run; give the folder of its images$"):
+            open_source(CONFIG, f"{source.files.url}/runs/one").list()
+
+
+@pytest.mark.contract
+def test_patterns_skip_and_count_alike_on_a_disk_and_in_a_bucket(photos: Path, tmp_path: Path) -> None:
+    with s3_server(tmp_path / "log"):
+        for root in (str(photos), upload(photos, "patterns")):
+            for pattern, count in {"runs/*/rows/*.png": 3, "cats/*": 9, "cats/*.png": 9, "*/*.png": 21}.items():
+                skipped = Counter[str]()
+                with suppress(DataError):
+                    Files(f"{root}/{pattern}").sizes(skipped)
+                assert (pattern, sum(skipped.values())) == (pattern, count)
 
 
 def test_who_names_such_a_folder_gets_it(photos: Path) -> None:
@@ -88,3 +105,10 @@ def test_a_run_in_the_folder_of_its_own_images(photos: Path) -> None:
     again = CliRunner().invoke(main, ["init", str(photos / "runs/second"), "--recipe", "tiny", *words])
     assert again.exit_code == 0 and f"{photos}: 4 .png, " in again.output, again.output
     assert " in mine (a run)" in again.output and " in second (a run)" not in again.output
+
+
+def test_files_that_only_hide_are_said_and_others_are_a_warning() -> None:
+    assert unread({}) == ([], [])
+    assert unread({"hidden": 2}) == (["2 files aren't read: 2 hidden"], [])
+    convert = "; convert photographs to JPEG or PNG first"
+    assert unread({"hidden": 1, ".heic": 3}) == ([], [f"4 files aren't read: 3 .heic, 1 hidden{convert}"])

@@ -102,23 +102,6 @@ def test_the_command_that_is_named_packs_a_tar_that_can_be_read(tmp_path):
     assert sorted(row.id for row in rows if row.condition == 1) == sorted(f"NEW.tar/FOLDER/{name}" for name in names)
 
 
-def test_several_images_of_one_key_are_as_many_losses(tmp_path):
-    """The key ends at the first dot: losses are counted in images, whatever a sample is."""
-    numbered = [(f"IMG.{number:04d}.png", IMAGE) for number in range(200)]
-    rows = tar_rows(tmp_path, *numbered, ("b.png", IMAGE), ("b.cls", b"1"))
-    assert rows[-1] == Encoded("x.tar/b", IMAGE, 1) and len({row.id for row in rows}) == 201
-    (problem,) = {row.problem for row in rows[:-1]}
-    assert problem.startswith(
-        "several images have the key 'IMG', which ends at the first dot of a name: 0000.png, 0001"
-    )
-    two = tar_rows(tmp_path, ("a.png", IMAGE), ("a.jpg", IMAGE), ("a.cls", b"1"))
-    assert [(row.id, row.problem) for row in two] == [
-        (f"x.tar/a.{name}", "several images: png, jpg; data.image_column chooses one") for name in ("png", "jpg")
-    ]
-    with_mask = tar_rows(tmp_path, ("a.png", IMAGE), ("a.mask.png", IMAGE), ("a.cls", b"1"))
-    assert with_mask == [Encoded("x.tar/a", IMAGE, 1)]
-
-
 @pytest.mark.parametrize(
     ("members", "config", "condition"),
     [

@@ -27,6 +27,16 @@ def folders(root: Path, splits: dict[str, int] = SPLITS, classes: tuple[str, ...
     return str(root)
 
 
+def folders_below(root: Path) -> str:
+    """As COCO's, one level further down."""
+    folders(root / "images", {f"{split}2017": count for split, count in SPLITS.items()})
+    return str(root)
+
+
+def folders_of_words(root: Path) -> str:
+    return folders(root, {f"{split}Images": count for split, count in SPLITS.items()})
+
+
 def parquet(root: Path) -> str:
     (root / "data").mkdir()
     for split, count in SPLITS.items():
@@ -46,7 +56,8 @@ def tars(root: Path) -> str:
     return str(root)
 
 
-MAKERS = {"folders": folders, "parquet": parquet, "tars": tars}
+FOLDERS = {"folders": folders, "folders below": folders_below, "folders of words": folders_of_words}
+MAKERS = FOLDERS | {"parquet": parquet, "tars": tars}
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -68,8 +79,8 @@ def test_a_split_is_a_source(tmp_path: Path, kind: str, split: str) -> None:
     images = sum(SPLITS.values()) if split == "all" else SPLITS[split.removesuffix("idation")]
     opened = open_source(config, source)
     rows, listing = everything(opened), opened.list()
-    assert len(rows) == images * (1 + (kind == "folders")) and all(row.problem is None for row in rows)
-    if kind == "folders":
+    assert len(rows) == images * (1 + (kind in FOLDERS)) and all(row.problem is None for row in rows)
+    if kind in FOLDERS:
         assert listing.classes == ("cat", "dog")
         assert {row.condition for row in rows} == {0, 1}
     assert (sum(listing.ignored.values()) == 0) is (split == "all")
@@ -88,12 +99,36 @@ def test_a_split_that_is_not_there(tmp_path: Path) -> None:
         ({"train": 2, "bus": 1}, {"num_classes": 2}),  # a vehicle
         ({"train": 2, "test": 1}, {"class_names": ("train", "test")}),  # the run's own classes
         ({"train": 2}, {"num_classes": 1}),
+        ({"bullet train": 2, "test tube": 1, "plane": 1}, {"num_classes": 3}),
+        ({"bullet train": 2, "steam train": 1}, {"num_classes": 2}),
+        ({"steam train": 2, "test train": 1}, {"class_names": ("steam train", "test train")}),
+        ({"Val Thorens": 2, "test shots": 1, "photos": 1}, {"num_classes": 1}),
     ],
 )
 def test_classes_may_have_such_names(tmp_path: Path, splits: dict[str, int], config: dict) -> None:
     source = folders(tmp_path, splits)
     rows = everything(open_source(DataConfig(source=source, **config), source))
     assert len(rows) == 2 * sum(splits.values()) and all(row.problem is None for row in rows)
+
+
+def test_a_split_may_lie_within_its_class(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        folders(tmp_path / name, {"test": 1, "train": 2}, ("",))
+    source = str(tmp_path)
+    with pytest.raises(DataError, match="its files are of splits: 2 of test, 4 of train; "):
+        open_source(DataConfig(source=source, num_classes=2), source).list()
+    opened = open_source(DataConfig(source=source, split="train", num_classes=2), source)
+    assert opened.list().classes == ("cat", "dog") and [row.condition for row in everything(opened)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "splits", [{"train": 1, "test": 1, "extra": 1}, {"train_256": 1, "test": 1}, {"train_a": 1, "val_a": 1, "b": 1}]
+)
+def test_it_is_asked_also_beside_other_folders(tmp_path: Path, splits: dict[str, int]) -> None:
+    source = folders(tmp_path, splits)
+    for settings in ({"num_classes": 1}, {"num_classes": 9}):
+        with pytest.raises(DataError, match="its files are of splits: "):
+            open_source(DataConfig(source=source, **settings), source).list()
 
 
 def test_init_asks_and_shows_the_classes_of_the_split(tmp_path: Path) -> None:
@@ -116,7 +151,9 @@ def test_init_asks_and_shows_the_classes_of_the_split(tmp_path: Path) -> None:
         ("trains.tar", None),
         ("latest-0.tar", None),
         ("shard-000.tar", None),
+        ("my test/val/0.tar", "validation"),
     ],
 )
 def test_names_of_splits(path: str, split: str | None) -> None:
-    assert split_of(path, by_folder=False) == split
+    named = split_of(path, by_folder=False)
+    assert (named.split if named else None) == split
