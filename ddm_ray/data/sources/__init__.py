@@ -11,7 +11,7 @@ from ddm_ray.data.sources import chunks
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Source, Unit, chunk_rows
 from ddm_ray.data.sources.collection import Collection, format_named, units_of
 from ddm_ray.data.sources.conditions import Conditions
-from ddm_ray.data.sources.files import Files
+from ddm_ray.data.sources.files import Files, local_path
 from ddm_ray.data.sources.named import named_source
 
 __all__ = [
@@ -29,10 +29,12 @@ __all__ = [
 
 
 def absolute_name(source: str) -> str:
-    """The name that opens the same source from any folder: an absolute path for files on this disk."""
-    if "://" in source or named_source(source):
-        return source
-    return os.path.abspath(os.path.expanduser(source))
+    """The name that opens the same source from any folder: an absolute path for files on this disk.
+
+    Raises DataError for a wrong URI.
+    """
+    path = None if named_source(source) else local_path(source)
+    return source if path is None else os.path.abspath(os.path.expanduser(path))
 
 
 def is_here(source: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from pyarrow import NativeFile, fs
 
@@ -28,6 +28,7 @@ from ddm_ray.errors import DataError
 from ddm_ray.plain_text import LFS_POINTER
 from ddm_ray.run.run import RUN_FILE
 from ddm_ray.spelling import closest_match
+from ddm_ray.store.local_disk import path_of
 from ddm_ray.store.refusals import as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
@@ -47,13 +48,13 @@ class Files:
 
     def __init__(self, url: str):
         self.url = url
-        scheme, separator, path = url.partition("://")
+        local = local_path(url)
+        scheme, _, path = url.partition("://")
         self._query = ""
-        if not separator or scheme == "file":
+        if local is not None:
             self.remote = False
             # Absolute from the start, since workers have other current folders.
-            path = str(Path(unquote(urlsplit(url).path) if separator else url).expanduser().absolute())
-            self.url = path
+            path = self.url = str(Path(local).expanduser().absolute())
         elif scheme == "s3":
             self.remote = True
             if match := _QUERY.search(path):
@@ -111,7 +112,7 @@ class Files:
         reason. Bytes of a name that aren't UTF-8 are escaped. Raises DataError if the root doesn't exist or is a run,
         or a file that the pattern names literally is missing; StorageError.
         """
-        root, names, _ = self._split
+        root, names, patterns = self._split
         with as_source_error(self.url):
             if not self.remote and not os.path.isdir(root or "/"):
                 raise DataError(f"data.source {self.url!r}: no such folder or file; give {_forms()}{_near(self._path)}")
@@ -120,7 +121,7 @@ class Files:
             if self.remote and self.filesystem.get_file_info(root).type == fs.FileType.NotFound:
                 raise DataError(f"data.source {self.url!r}: nothing there, or it needs credentials")
             skipped = Counter() if skipped is None else skipped
-            sizes = self._matching(skipped) if names else self._below("", skipped)
+            sizes = self._matching(skipped) if names or patterns else self._below("", skipped)
         return dict(sorted(sizes.items()))
 
     def open(self, path: str) -> NativeFile:
@@ -255,6 +256,14 @@ class Files:
             for entry in listing
             if not why_skipped(entry.base_name)
         ]
+
+
+def local_path(source: str) -> str | None:
+    """The path on this disk that a source's name stands for; None for another URI. Raises DataError for a wrong one."""
+    try:
+        return path_of(source)
+    except ValueError as error:
+        raise DataError(f"data.source {source!r}: {error}") from None
 
 
 def as_source_error(where: str) -> AbstractContextManager[None]:

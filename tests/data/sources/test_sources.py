@@ -48,7 +48,8 @@ def test_a_source_has_one_name_in_every_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ada")
     assert absolute_name("photos") == str(tmp_path / "photos")
-    assert absolute_name("~/photos") == "/home/ada/photos"
+    assert absolute_name("~/photos") == absolute_name("file:///home/ada/photos") == "/home/ada/photos"
+    assert absolute_name("file:///home/ada/photos #1?") == "/home/ada/photos #1?", "nothing is cut off"
 
 
 def picture(index: int) -> bytes:
@@ -148,6 +149,9 @@ def test_chunks_fill_so_much_memory(config, rows):
         ("no/such/folder", "no such folder or file; give a folder, a URI"),
         ("gopher://pictures", "gopher:// is no source"),
         ("s3:///prefix", "names no bucket: s3://BUCKET/PREFIX"),
+        ("s3:/lab/x", "has too few slashes for a URI; write file:///PATH"),
+        ("file://photos", "has too few slashes for a URI; write file:///PATH"),
+        ("/tmp/a-{5..1}.tar", "{5..1}, which counts down; write {1..5}"),
     ],
 )
 def test_what_is_no_source_is_refused_in_a_line(name, message):
