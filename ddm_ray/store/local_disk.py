@@ -28,7 +28,7 @@ def path_of(name: str) -> str | None:
     if _TOO_FEW_SLASHES.match(name):
         raise ValueError("has too few slashes for a URI; write file:///PATH, s3://BUCKET/... and so on")
     scheme, _, path = name.partition("://")
-    return unquote(path) if scheme == "file" else None if "://" in name else name
+    return name if "://" not in name else unquote(path) if scheme == "file" else None
 
 
 def read(path: Path, span: range | Callable[[int], range]) -> bytes:

@@ -167,7 +167,7 @@ def test_an_unknown_storage_is_refused_in_one_line(url: str, reason: str) -> Non
     assert "Debug" not in message
 
 
-@pytest.mark.parametrize(("url", "local"), [("runs/a", True), ("/a:b", True), ("s3://bucket/a", False)])
+@pytest.mark.parametrize(("url", "local"), [("runs/a", True), ("file", True), ("/a:b", True), ("s3://bucket/a", False)])
 def test_is_local(url: str, local: bool) -> None:
     assert is_local(url) is local
     assert (Store(url).local is not None) is local

@@ -1,7 +1,9 @@
 """Files of a source below its root: on a disk, in an S3-compatible store, or on the Hugging Face hub."""
 
+import errno
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from pyarrow import NativeFile, fs
 from ddm_ray.data.sources.patterns import expand_braces, is_wild, regular
 from ddm_ray.data.sources.registry import SOURCES
 from ddm_ray.data.sources.skipped import (
+    NO_FILES,
     RUN_BYTES,
     RUNS,
     count_below,
@@ -149,7 +152,8 @@ class Files:
                 self.check_missing(path)
         again = "if that is right, delete RUN/rows to begin again"
         if info.type != fs.FileType.File:
-            raise DataError(f"{where}: {MISNAMED if self.misnamed(path) else f'gone since it was listed; {again}'}")
+            gone = MISNAMED if self.misnamed(path) else self.dangling(path) or f"gone since it was listed; {again}"
+            raise DataError(f"{where}: {gone}")
         if info.size != size:
             raise DataError(f"{where}: changed since it was listed, from {size} to {info.size} bytes; {again}")
         with as_source_error(where):
@@ -176,6 +180,15 @@ class Files:
         return DataError(
             f"{what}: isn't there any more; {again}, then the same command goes on; or delete RUN/rows to begin again"
         )
+
+    def dangling(self, path: str) -> str:
+        """Words on a file that is a link to nothing, and on what mends it; "" if it is none."""
+        full = self._full(path)
+        if self.remote or not os.path.islink(full):
+            return ""
+        target = os.readlink(full)
+        fix = "fetch it: git annex get" if "/annex/objects/" in target else "mount it again"
+        return f"links to {target}, which isn't there any more; {fix}"
 
     def misnamed(self, path: str) -> bool:
         """True if a file's name isn't UTF-8, so that it was listed under an escaped name."""
@@ -312,15 +325,27 @@ def _scan(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, str, int | 
     with os.scandir(folder) as entries:
         for entry in entries:
             name = os.fsencode(entry.name).decode("utf-8", "backslashreplace")
-            why = why_skipped(name) or (RUNS.format(name) if entry.is_dir() and is_run_folder(entry.path) else "")
+            why = why_skipped(name)
+            mode, size = (0, 0) if why else _mode_and_size(entry)
+            if stat.S_ISDIR(mode):
+                why = RUNS.format(name) if is_run_folder(entry.path) else ""
+            elif mode and not stat.S_ISREG(mode):
+                why = NO_FILES
             if why:
                 skipped[why] += count_below(entry.path) if entry.is_dir(follow_symlinks=False) else 1
-            elif entry.is_dir():
-                yield entry.path, name, None
-            elif entry.is_file():
-                yield entry.path, name, entry.stat().st_size
-            elif entry.is_symlink():
-                yield entry.path, name, 0
+            else:
+                yield entry.path, name, None if stat.S_ISDIR(mode) else size
+
+
+def _mode_and_size(entry: os.DirEntry[str]) -> tuple[int, int]:
+    """Those of what an entry leads to: zeros for a link to nothing, the mode of a link for one that goes in a circle."""
+    try:
+        status = entry.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        return stat.S_IFLNK if error.errno == errno.ELOOP else 0, 0
+    return status.st_mode, status.st_size
 
 
 def _forms() -> str:

@@ -19,6 +19,7 @@ from tests.data.sources.test_sources import everything, picture
 
 CONFIG = DataConfig(num_classes=2)
 SYSTEMS = ["@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found", "__MACOSX", "@Recycle"]
+SYSTEMS += ["@tmp", "@appstore", "FOUND.001", "RECYCLED"]
 
 
 def write(folder: Path, *names: str) -> None:

@@ -188,7 +188,13 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     (tmp_path / "set" / "blue").mkdir()
     os.symlink(tmp_path / "real" / "blue" / "002.png", tmp_path / "set" / "blue" / "one.png")
     os.symlink(tmp_path / "nowhere", tmp_path / "set" / "blue" / "two.png")
-    rows = everything(open_source(CONFIG, str(tmp_path / "set")))
+    os.symlink("a.png", tmp_path / "set" / "b.png")
+    os.symlink("b.png", tmp_path / "set" / "a.png")
+    os.mkfifo(tmp_path / "set" / "pipe.png")  # to open it would take for ever
+    os.symlink("pipe.png", tmp_path / "set" / "c.png")
+    source = open_source(CONFIG, str(tmp_path / "set"))
+    assert source.list().ignored == {"pipes, sockets, devices or circular links": 4}
+    rows = everything(source)
     problems = {row.id: row.problem for row in rows}
     assert problems == {
         "blue/one.png": None,
@@ -197,14 +203,19 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     }
 
 
-def test_links_whose_disk_is_gone_are_a_source_that_is_gone(tmp_path):
-    write_folder(tmp_path / "disk", 9)
+@pytest.mark.parametrize(
+    ("disk", "fix"), [("disk", "mount it again"), (".git/annex/objects/x", "fetch it: git annex get")]
+)
+@pytest.mark.parametrize("kind", ["red", "tar"])
+def test_links_whose_disk_is_gone_are_a_source_that_is_gone(tmp_path, disk, fix, kind):
+    write_folder(tmp_path / disk, 9)
+    write_tar(tmp_path / disk / "tar", 9)
     (tmp_path / "set/red").mkdir(parents=True)
-    for file in (tmp_path / "disk/red").iterdir():
+    for file in (tmp_path / disk / kind).iterdir():
         os.symlink(file, tmp_path / "set/red" / file.name)
     source = open_source(CONFIG, str(tmp_path / "set"))
-    shutil.rmtree(tmp_path / "disk")
-    with pytest.raises(DataError, match="isn't there any more; mount it again"):
+    shutil.rmtree(tmp_path / disk)
+    with pytest.raises(DataError, match=f"links to .*/{disk}/.*, which isn't there any more; {fix}$"):
         everything(source)
 
 
@@ -277,7 +288,10 @@ def test_folders_without_pictures(tmp_path):
     with pytest.raises(DataError, match=r"empty: there are no images, tars(,| or) parquet files"):
         open_source(CONFIG, str(tmp_path)).list()
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match=r"1 files \(1 .*\), none of them images, tars(,| or) parquet files"):
+    (tmp_path / "@eaDir").mkdir()
+    (tmp_path / "@eaDir/a.png").write_bytes(picture(0))
+    skipped = r"2 files \(1 \.txt, 1 in @eaDir \(a system's\)\), none of them images, tars(,| or) parquet files"
+    with pytest.raises(DataError, match=skipped):
         open_source(CONFIG, str(tmp_path)).list()
 
 
