@@ -245,6 +245,8 @@ def test_fields_of_any_form_are_refused_in_one_line(fields: object) -> None:
         ("sample.strategy=oracle", "sample.strategy: 'oracle' needs clusters that are known beforehand: use once"),
         ("evaluate.strategies=[monolith]", "evaluate.strategies: unknown strategy 'monolith' for 2 experts: use once"),
         ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
+        ("data.class_names=[café, cafe\u0301]", "data: class_names: a name comes twice: café"),
+        ("data.class_names=[a, 'a ']", "data: class_names: a name comes twice: a"),
         ("evaluate.strategies=[full, full]", "evaluate.strategies: a strategy comes twice"),
         (
             "data.channels=2",

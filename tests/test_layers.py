@@ -35,7 +35,7 @@ BELOW: dict[str, set[str]] = {
     **{name: set() for name in (*sorted(TEXT), "__init__", "environment", "memory", "remedies", "submitted")},
     "errors": {"remedies", "spelling"},
     "exit_codes": {"errors"},
-    "config": {"errors", "remedies", "spelling"},
+    "config": {"errors", "plain_text", "remedies", "spelling"},
     "placement": {"errors", "remedies", "spelling", "submitted", "config"},
     "cores": {"memory"},
     "pictures": {"errors", "spelling"},

@@ -1,11 +1,13 @@
 """The data of a run: images or latents, what they are conditioned on, how they are embedded and clustered."""
 
+from collections import Counter
 from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.core.names import FitName
+from ddm_ray.plain_text import name_form
 
 
 class TextConfig(StrictModel):
@@ -134,8 +136,8 @@ class DataConfig(StrictModel):
     def _fits(self) -> Self:
         if (self.text is None) is not bool(self.class_names):
             raise ValueError("conditions are either classes (class_names or num_classes) or text: give one of the two")
-        if len(set(self.class_names)) < len(self.class_names):
-            raise ValueError("class_names: a name comes twice")
+        if twice := [name for name, count in Counter(map(name_form, self.class_names)).items() if count > 1]:
+            raise ValueError(f"class_names: a name comes twice: {twice[0]}")
         if self.num_classes is not None and self.num_classes != len(self.class_names):
             raise ValueError(f"num_classes is {self.num_classes}, but {len(self.class_names)} class_names are given")
         if self.latents is None and self.channels not in (1, 3):

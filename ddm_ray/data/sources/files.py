@@ -338,7 +338,7 @@ def _scan(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, str, int | 
 
 
 def _mode_and_size(entry: os.DirEntry[str]) -> tuple[int, int]:
-    """Those of what an entry leads to: zeros for a link to nothing, the mode of a link for one that goes in a circle."""
+    """Those of what an entry leads to: zeros for a link to nothing, and a circular link's own mode."""
     try:
         status = entry.stat()
     except OSError as error:

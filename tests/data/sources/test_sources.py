@@ -245,7 +245,8 @@ def test_classes_that_are_only_counted_are_the_folders(tmp_path):
         assert [len(chunk.rows) for chunk in chunks] == lengths
         assert [row.condition for chunk in chunks for row in chunk.rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     (chunk,) = source.read(unit)
-    assert [row.problem for row in chunk.rows][:1] == ["'blue' is none of the 5 classes"]  # of no plan
+    problem = "'blue' is none of the 5 classes; name them: data.class_names=[A, B, ...]"
+    assert [row.problem for row in chunk.rows][:1] == [problem]  # of no plan
 
 
 def test_one_class_needs_no_folders(tmp_path):
