@@ -1,9 +1,7 @@
 """Files of a source below its root: on a disk, in an S3-compatible store, or on the Hugging Face hub."""
 
-import errno
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,18 +13,10 @@ from urllib.parse import quote
 
 from pyarrow import NativeFile, fs
 
+from ddm_ray.data.sources.local_folder import scan_folder, walk_folder
 from ddm_ray.data.sources.patterns import expand_braces, is_wild, regular
 from ddm_ray.data.sources.registry import SOURCES
-from ddm_ray.data.sources.skipped import (
-    NO_FILES,
-    RUN_BYTES,
-    RUNS,
-    count_below,
-    is_run,
-    is_run_folder,
-    why_skipped,
-    without_skipped,
-)
+from ddm_ray.data.sources.skipped import RUN_BYTES, is_run, is_run_folder, why_skipped, without_skipped
 from ddm_ray.errors import DataError
 from ddm_ray.plain_text import LFS_POINTER
 from ddm_ray.run.run import RUN_FILE
@@ -165,9 +155,9 @@ class Files:
         if self.misnamed(path):
             return
         if not self.remote:
-            folder = path.partition("/")[0] if "/" in path else ""
-            if not os.path.isdir(self._full(folder)) or not any(True for _ in _scan(self._full(folder), Counter())):
-                raise self.lost(self._full(folder))
+            folder = self._full(path.partition("/")[0] if "/" in path else "")
+            if not os.path.isdir(folder) or not any(True for _ in scan_folder(folder, Counter())):
+                raise self.lost(folder)
         elif self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound or (
             # A bucket exists even if it is empty.
             "/" not in self.root and not self.filesystem.get_file_info(fs.FileSelector(self.root))
@@ -246,7 +236,7 @@ class Files:
         """Size of every file below a folder by its path; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
-            return dict(_walk(full, "", frozenset(), skipped)) if os.path.isdir(full) else {}
+            return dict(walk_folder(full, "", frozenset(), skipped)) if os.path.isdir(full) else {}
         listing = self.filesystem.get_file_info(fs.FileSelector(full, recursive=True, allow_not_found=True))
         files = {entry.path[len(full) + 1 :]: entry.size for entry in listing if entry.type == fs.FileType.File}
         kept, others = without_skipped(files, self._runs(folder, files))
@@ -262,7 +252,7 @@ class Files:
         """Names in a folder, with the sizes of files; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
-            return [(name, size) for _, name, size in _scan(full, skipped)] if os.path.isdir(full) else []
+            return [(name, size) for _, name, size in scan_folder(full, skipped)] if os.path.isdir(full) else []
         listing = self.filesystem.get_file_info(fs.FileSelector(full, allow_not_found=True))
         return [
             (entry.base_name, entry.size if entry.type == fs.FileType.File else None)
@@ -300,52 +290,6 @@ def _endpoint() -> str:
         return ""
     scheme, _, host = url.rpartition("://")
     return f"?scheme={scheme or 'https'}&endpoint_override={quote(host.rstrip('/'), safe='')}"
-
-
-def _walk(
-    folder: str, below: str, above: frozenset[tuple[int, int]], skipped: Counter[str]
-) -> Iterator[tuple[str, int]]:
-    """Yield files with their sizes. Follows links, except circular ones."""
-    status = os.stat(folder)
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:
-        return
-    for path, name, size in _scan(folder, skipped):
-        if size is None:
-            yield from _walk(path, f"{below}{name}/", above | {identity}, skipped)
-        else:
-            yield below + name, size
-
-
-def _scan(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield path, name in UTF-8, and size (None: a folder) of each entry that isn't skipped.
-
-    A dangling link counts as an empty file.
-    """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = os.fsencode(entry.name).decode("utf-8", "backslashreplace")
-            why = why_skipped(name)
-            mode, size = (0, 0) if why else _mode_and_size(entry)
-            if stat.S_ISDIR(mode):
-                why = RUNS.format(name) if is_run_folder(entry.path) else ""
-            elif mode and not stat.S_ISREG(mode):
-                why = NO_FILES
-            if why:
-                skipped[why] += count_below(entry.path) if entry.is_dir(follow_symlinks=False) else 1
-            else:
-                yield entry.path, name, None if stat.S_ISDIR(mode) else size
-
-
-def _mode_and_size(entry: os.DirEntry[str]) -> tuple[int, int]:
-    """Those of what an entry leads to: zeros for a link to nothing, and a circular link's own mode."""
-    try:
-        status = entry.stat()
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ELOOP):
-            raise
-        return stat.S_IFLNK if error.errno == errno.ELOOP else 0, 0
-    return status.st_mode, status.st_size
 
 
 def _forms() -> str:

@@ -1,7 +1,6 @@
 import io
 import subprocess
 import tarfile
-import unicodedata
 from decimal import Decimal
 
 import numpy as np
@@ -330,22 +329,3 @@ def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"part-0.parquet, row group 2: can't be read \(.*\); fetch it again") as error:
         next(chunks)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("ours", ["NFC", "NFD", "NFC "])
-@pytest.mark.parametrize("theirs", ["NFC", "NFD", "NFC "])
-def test_names_of_classes_are_compared_in_one_form(tmp_path, ours, theirs):
-    """A Mac writes `é` as two characters, a keyboard as one, and people a space that nobody sees."""
-    cafe, caf_e = (unicodedata.normalize(form[:3], "café") + form[3:] for form in (ours, theirs))
-    config = DataConfig(class_names=["bar", cafe])
-    for source in ("folder", "tar", "parquet"):
-        (tmp_path / source).mkdir()
-    (tmp_path / "folder" / caf_e).mkdir()
-    (tmp_path / "folder" / caf_e / "a.png").write_bytes(IMAGE)
-    tar_of(tmp_path / "tar/x.tar", ("a.png", IMAGE), ("a.cls", caf_e.encode()))
-    pq.write_table(pa.table({"image": [IMAGE], "label": [caf_e]}), tmp_path / "parquet/x.parquet")
-    for source in ("folder", "tar", "parquet"):
-        (row,) = everything(open_source(config, str(tmp_path / source)))
-        assert (row.condition, row.problem) == (1, None), source
-    counted = open_source(DataConfig(num_classes=2), str(tmp_path / "folder"))
-    assert counted.list().classes == ("café",)
