@@ -15,7 +15,7 @@ from ddm_ray.data.sources.conditions import Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import DataError
 from ddm_ray.parsing import parse_object
-from ddm_ray.plain_text import index_of, name_forms
+from ddm_ray.plain_text import index_of, name_form, name_forms
 from ddm_ray.remedies import Begin
 from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
@@ -124,7 +124,7 @@ def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | Non
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
         return None
-    return tuple(names) if 0 < len(set(names)) == len(names) else None
+    return tuple(names) if 0 < len(set(map(name_form, names))) == len(names) else None
 
 
 def _rows(

@@ -58,7 +58,9 @@ def test_names_of_their_own_rename_the_numbers(tmp_path: Path) -> None:
     assert labels(tmp_path, DataConfig(class_names=("sea", "fire", "wood"))) == [index % 3 for index in range(30)]
 
 
-@pytest.mark.parametrize("names", [None, [], ["a", "a", "b"], [1, 2, 3], "abc", ["a\x1b[2J", "b", "c"]])
+@pytest.mark.parametrize(
+    "names", [None, [], ["a", "a", "b"], ["a", "a ", "b"], [1, 2, 3], "abc", ["a\x1b[2J", "b", "c"]]
+)
 def test_a_schema_that_names_nothing_leaves_numbers_as_they_are(tmp_path: Path, names: object) -> None:
     write_labelled(tmp_path / "a.parquet", names)
     assert open_source(CONFIG, str(tmp_path)).list().numbered is None
