@@ -331,6 +331,8 @@ Mac is that of your keyboard.
 
 A source with folders or files called `train`, `val` and `test` asks which of these the run is of: `data.split=train`,
 or `all`. A run may lie in the folder of its own images: what it contains isn't read.
+
+Links are followed. A link to nothing is left out; pipes, sockets, devices and circular links are skipped.
 """
 
 
