@@ -27,8 +27,8 @@ def words_of_lines(text: str) -> list[str]:
 
 
 def name_form(name: str) -> str:
-    """A name in the form in which names are compared: Unicode's NFC. Macs write `é` as two characters."""
-    return unicodedata.normalize("NFC", name)
+    """A name in the form in which names are compared: Unicode's NFC, stripped. Macs write `é` as two characters."""
+    return unicodedata.normalize("NFC", stripped(name))
 
 
 def index_of(name: str, names: Sequence[str]) -> int | None:

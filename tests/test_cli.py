@@ -63,6 +63,7 @@ MISTAKES = {
     "init {d}/x --recipe tiny --set expert.stepz=3": "expert.stepz: unknown key",
     "init {d}/data --recipe digits": "is another run",
     "init {d}/x --recipe tiny --set data.source={d}/none": "/none': no such folder or file; give a folder, a URI (",
+    "init {d}/x --recipe tiny --set data.source={d}/x/": "{d}/x is the folder of its images; give it one of its",
     "init '' --recipe tiny": "RUN is empty",
     "prepare {d}/nothing": "is not a run: it has no run.json; begin one with: ddm init",
     "partition {d}/empty": "has no finished rows yet; make it with: ddm prepare",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddm_ray.config import RunConfig, load_recipe, parse_config, recipe_names
 from ddm_ray.config.fields import field_groups
 from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import escape_unprintable
 
 
 def refusal(*changes: str, recipe: str = "tiny") -> str:
@@ -244,7 +245,10 @@ def test_fields_of_any_form_are_refused_in_one_line(fields: object) -> None:
         ("sample.strategy=top-3", "sample.strategy: unknown strategy 'top-3' for 2 experts: use once, full, oracle"),
         ("sample.strategy=oracle", "sample.strategy: 'oracle' needs clusters that are known beforehand: use once"),
         ("evaluate.strategies=[monolith]", "evaluate.strategies: unknown strategy 'monolith' for 2 experts: use once"),
+        ("data.source=/photos/caf\udce9", r"data.source: is not UTF-8; rename it, got '/photos/caf\udce9'"),
         ("data.class_names=[a, a]", "data: class_names: a name comes twice"),
+        ("data.class_names=[café, cafe\u0301]", "data: class_names: a name comes twice: café"),
+        ("data.class_names=[a, 'a ']", "data: class_names: a name comes twice: a"),
         ("evaluate.strategies=[full, full]", "evaluate.strategies: a strategy comes twice"),
         (
             "data.channels=2",
@@ -256,7 +260,7 @@ def test_what_only_a_later_stage_would_stumble_over_is_refused_at_the_start(sett
     """A run never changes: a strategy that doesn't exist must not be found after all training."""
     with pytest.raises(ConfigError) as refused:
         load_recipe("tiny", (setting,))
-    assert str(refused.value).startswith(f"recipe tiny with {setting}: {message}")
+    assert str(refused.value).startswith(escape_unprintable(f"recipe tiny with {setting}: {message}"))
 
 
 def test_a_setting_of_conditions_replaces_the_recipes() -> None:

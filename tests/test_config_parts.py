@@ -59,6 +59,15 @@ def test_classes_are_counted_or_named() -> None:
         assert DataConfig.model_validate(data.model_dump(mode="json")) == data
 
 
+def test_folders_of_networks_may_lie_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    fields = ("text.encoder", "text.pooled_encoder", "latents.autoencoder")
+    names = (*(f"data.{field}" for field in fields), "embedder.model", "embedder.checkpoint", "evaluate.clip")
+    config = load_recipe("laion256-k8", ("data.text.pooled_dim=8", *(f"{name}=~/{name}" for name in names)))
+    stored = config.model_dump_json()
+    assert [name for name in names if f'"/home/ada/{name}"' not in stored] == []
+
+
 def test_the_expert_may_be_a_transformer_of_diffusers() -> None:
     config = load_recipe("ddm-24b")
     assert isinstance(config.expert.model, DiffusersConfig)

@@ -37,7 +37,7 @@ BELOW: dict[str, set[str]] = {
     },
     "errors": {"remedies", "spelling"},
     "exit_codes": {"errors"},
-    "config": {"errors", "remedies", "spelling"},
+    "config": {"errors", "plain_text", "remedies", "spelling"},
     "placement": {"errors", "remedies", "spelling", "submitted", "config"},
     "cores": {"memory"},
     "pictures": {"errors", "spelling"},

@@ -17,9 +17,9 @@ FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
     "cli": 3850,
-    "config": 1570,
+    "config": 1584,
     "core": 1880,
-    "data": 8641,
+    "data": 8720,
     "evaluate": 3360,
     "islands": 1960,
     "jobs": 2920,
@@ -28,7 +28,7 @@ MAX_LINES = {
     "run": 1870,
     "sampling": 4650,
     "serve": 5150,
-    "store": 1000,
+    "store": 1015,
     "top": 1930,
     "train": 5470,
     "watch": 600,

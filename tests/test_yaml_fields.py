@@ -90,6 +90,21 @@ def test_without_types_numbers_truth_and_nothing_are_known(text: str) -> None:
     assert read_yaml(text, "here") == PLAIN[text]
 
 
+def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text('data: {source: a}\npartition:\n  num_clusters: 2\n"data": {source: b}\n')
+    with pytest.raises(ConfigError, match=r"my.yaml: not YAML: line 4, column 1: data comes twice$"):
+        load_recipe(str(file))
+    merged = "{p: {q: &a {<<: &b {x: 1}, x: 2}}, r: {<<: *a, x: 3}, s: {<<: *b}}"
+    assert read_yaml(merged, "here") == {"p": {"q": {"x": 2}}, "r": {"x": 3}, "s": {"x": 1}}
+
+
+@pytest.mark.parametrize("field", ["data.split", "data.num_classes", "data.text"])
+def test_none_is_not_null(field: str) -> None:
+    with pytest.raises(ConfigError, match=r"none is a text like others; write null for no value$"):
+        load_recipe("tiny", (f"{field}=none",))
+
+
 @pytest.mark.parametrize("text", ["{", "a: [", "!!python/object:x {}", "\x00", "[" * 10_000])
 def test_what_is_no_yaml_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^here: not YAML: "):

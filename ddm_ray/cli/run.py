@@ -1,9 +1,11 @@
 """Verbs on a whole run: init begins it; status and watch show its progress."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -52,11 +54,14 @@ def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> 
     from ddm_ray.data.sources import absolute_name, open_source
     from ddm_ray.run.inputs import beginnings_of
     from ddm_ray.run.run import Run
+    from ddm_ray.store.store import Store
 
     config = load_recipe(recipe, settings)
     source = absolute_name(config.data.source)
     # Absolute, since other processes have other current folders.
     config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
+    if os.path.isabs(source) and Path(source).resolve() == Store(run_url).local:
+        raise ConfigError(f"RUN {run_url} is the folder of its images; give it one of its own, as {run_url}/run")
     if not unseen:
         require_known_sizes(config.data)
         open_source(config.data)  # reads nothing, but refuses an unknown source or format

@@ -1,11 +1,13 @@
 """The data of a run: images or latents, what they are conditioned on, how they are embedded and clustered."""
 
+from collections import Counter
 from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.config.strict_model import FolderName, StrictModel
 from ddm_ray.core.names import FitName
+from ddm_ray.plain_text import name_form
 
 
 class TextConfig(StrictModel):
@@ -15,13 +17,13 @@ class TextConfig(StrictModel):
     Rows that keep `ids` are hundreds of times smaller, and their trainings need the encoder, and its memory.
     """
 
-    encoder: str = Field(min_length=1, description="CLIP or T5: a folder, or a name of the hub")
+    encoder: FolderName = Field(min_length=1, description="CLIP or T5: a folder, or a name of the hub")
     tokens: PositiveInt = Field(description="length that texts are cut or padded to; 77 is all that CLIP reads")
     dim: PositiveInt = Field(description="channels of a token, as the encoder has them: 512 or 768 of CLIP")
     pooled_dim: PositiveInt | None = Field(
         default=None, description="channels of the pooled vector; none: there is none"
     )
-    pooled_encoder: str | None = Field(
+    pooled_encoder: FolderName | None = Field(
         default=None, min_length=1, description="encoder of the pooled vector; none: the first one's own"
     )
     stored: Literal["features", "ids"] = Field(
@@ -56,7 +58,9 @@ class TextConfig(StrictModel):
 class LatentsConfig(StrictModel):
     """An autoencoder (by its name or folder) that images become latents by: (encoded - shift) * scale."""
 
-    autoencoder: str = Field(min_length=1, description="AutoencoderKL of diffusers: a folder, or a name of the hub")
+    autoencoder: FolderName = Field(
+        min_length=1, description="AutoencoderKL of diffusers: a folder, or a name of the hub"
+    )
     downsampling: PositiveInt = Field(default=8, description="pixels per latent, along each side")
     scale: float = Field(gt=0, description="as the autoencoder's own config has it: 0.18215 of Stable Diffusion's")
     shift: float = Field(default=0.0, description="likewise; 0 where its config has none")
@@ -134,8 +138,8 @@ class DataConfig(StrictModel):
     def _fits(self) -> Self:
         if (self.text is None) is not bool(self.class_names):
             raise ValueError("conditions are either classes (class_names or num_classes) or text: give one of the two")
-        if len(set(self.class_names)) < len(self.class_names):
-            raise ValueError("class_names: a name comes twice")
+        if twice := [name for name, count in Counter(map(name_form, self.class_names)).items() if count > 1]:
+            raise ValueError(f"class_names: a name comes twice: {twice[0]}")
         if self.num_classes is not None and self.num_classes != len(self.class_names):
             raise ValueError(f"num_classes is {self.num_classes}, but {len(self.class_names)} class_names are given")
         if self.latents is None and self.channels not in (1, 3):
@@ -199,10 +203,10 @@ class EmbedderConfig(StrictModel):
         " subjects apart, not only colours",
     )
     dim: PositiveInt = Field(default=32, description="PCA components (pixels)")
-    model: str = Field(
+    model: FolderName = Field(
         default="vit_small_patch14_dinov2.lvd142m", min_length=1, description="name of the network, or its folder"
     )
-    checkpoint: str | None = Field(
+    checkpoint: FolderName | None = Field(
         default=None,
         description="file of weights, for timm safetensors; none: those that either downloads (timm, inception)",
     )

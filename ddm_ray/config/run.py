@@ -189,6 +189,8 @@ def invalid_fields(error: ValidationError, model: type[BaseModel] | None = None)
         message = finding["msg"].removeprefix("Value error, ")
         if finding["type"] == "extra_forbidden":
             message, given = "unknown key" + (meant_field(field, model) if model else ""), ""
+        if finding["type"] == "string_unicode":
+            message = "is not UTF-8; rename it"
         if finding["type"] == "literal_error" and isinstance(finding["input"], str):
             given += meant(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
         findings.append(f"{field}: {message}{given}" if field else f"{message}{given}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, AliasChoices, Field, field_validator
 
 from ddm_ray.config.data import EmbedderConfig
-from ddm_ray.config.strict_model import StrictModel
+from ddm_ray.config.strict_model import FolderName, StrictModel
 from ddm_ray.core.names import SOLVER, STEPS, STRATEGIES, TIMES, GuidanceKind, parse_strategy_name, parse_time_grid
 from ddm_ray.core.solvers import SOLVERS, SolverName
 
@@ -108,7 +108,7 @@ class EvaluateConfig(StrictModel):
         ge=2,
         description="training rows, at most, that samples are compared with; of more the first of each cluster",
     )
-    clip: str | None = Field(
+    clip: FolderName | None = Field(
         default=None,
         min_length=1,
         description="CLIP (a folder, or a name of the hub) that tells how images fit their texts; none: nothing does",

@@ -1,6 +1,12 @@
 """The base class of every piece of configuration."""
 
-from pydantic import BaseModel, ConfigDict
+from os.path import expanduser
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+FolderName = Annotated[str, AfterValidator(expanduser)]
+"""A folder or file, in which `~` is the home of the user who begins the run; or a name of the hub."""
 
 
 class StrictModel(BaseModel):

@@ -39,6 +39,16 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # noqa: RUF012
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """See yaml. Refuses a key that comes twice, of which YAML would drop the first."""
+        node = super().compose_mapping_node(anchor)
+        names = set[Any]()
+        for key, _ in node.value:
+            if key.value in names:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} comes twice", problem_mark=key.start_mark)
+            names |= {key.value} if isinstance(key.value, str) else set()
+        return node
+
 
 def _construct(kind: str, loader: yaml.SafeLoader, node: yaml.ScalarNode) -> _Scalar:
     plain = node.value.replace("_", "").lower()
@@ -81,6 +91,8 @@ def read_setting(path: list[str], text: str, where: str, model: type[BaseModel])
     kinds: list[Any] = [model]
     for name in path:
         kinds = list(_below(kinds, name))
+    if text in ("none", "None") and _may_be_none(kinds):
+        raise ConfigError(f"{where}: {text} is a text like others; write null for no value")
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if _is_text(kinds) and not is_quoted:
         return None if _PATTERNS["null"].match(text) and _may_be_none(kinds) else text

@@ -10,7 +10,7 @@ from ddm_ray.jobs.attempts import CURVE
 from ddm_ray.run.chunk_records import PLAN, RECORDS, recorded_keys, stem_of_file
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.inventory import parts_of
-from ddm_ray.run.listing import list_of, with_all_files
+from ddm_ray.run.listing import FOLDER, list_of, with_all_files
 from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import read_sealed, sha256, unseal
@@ -123,7 +123,7 @@ def _of_records(run: Run, manifest: Manifest, sizes: Mapping[str, int]) -> Itera
         for name in manifest.files:
             if (stem := stem_of_file(name)) is not None and stem not in stems:
                 yield Damage(artifact, name, f"its record {RECORDS}/{stem} is gone")
-    with_pointer = {name.partition("/")[0] for name in sizes if _POINTER.fullmatch(name)}
+    with_pointer = {FOLDER, *(name.partition("/")[0] for name in sizes if _POINTER.fullmatch(name))}
     for name in sizes:
         key = f"{artifact}/{name}"
         if _NAMED_BY_ONE.fullmatch(name) and name.partition("/")[0] not in with_pointer:

@@ -5,12 +5,14 @@ A writer with access to the folder may leave pipes, devices, circular links, and
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.store.disk import is_unfinished
@@ -18,6 +20,15 @@ from ddm_ray.store.refusals import as_storage_error
 
 _OF_ITSELF = (errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Error numbers that concern one folder, not the whole disk."""
+_TOO_FEW_SLASHES = re.compile(r"(?:file|s3|gs|abfss|hf):/(?!/)|file://(?!/)")
+
+
+def path_of(name: str) -> str | None:
+    """The path that a name or a `file:///PATH` stands for; None for another URI. Raises ValueError with the reason."""
+    if _TOO_FEW_SLASHES.match(name):
+        raise ValueError("has too few slashes for a URI; write file:///PATH, s3://BUCKET/... and so on")
+    scheme, _, path = name.partition("://")
+    return name if "://" not in name else unquote(path) if scheme == "file" else None
 
 
 def read(path: Path, span: range | Callable[[int], range]) -> bytes:

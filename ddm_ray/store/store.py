@@ -6,7 +6,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 import obstore
@@ -37,8 +36,11 @@ class Store:
 
     def __init__(self, url: str, retry_policy: RetryPolicy = SHORT_RETRIES):
         """`url` is a path, or a URI such as s3://bucket/prefix. Nothing is created. Raises RunError."""
-        path = unquote(urlsplit(url).path) if url.startswith("file://") else url
-        self.local = Path(path).resolve() if "://" not in path else None
+        try:
+            path = local_disk.path_of(url)
+        except ValueError as error:
+            raise RunError(f"{url}: {error}") from None
+        self.local = Path(path).resolve() if path is not None else None
         self.url = str(self.local) if self.local else url.rstrip("/")
         self._objects: obstore.store.ObjectStore
         self._unrepeated: obstore.store.ObjectStore

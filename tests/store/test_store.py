@@ -129,6 +129,7 @@ def test_paths_may_be_relative_or_file_uris(tmp_path: Path, monkeypatch: pytest.
         "./../my runs/b/../a",
         f"{tmp_path}/my runs/a",
         f"file://{tmp_path}/my%20runs/a",
+        f"file://{tmp_path}/my runs/#1?/../a",
     )
     for spelling in spellings:
         store = Store(spelling)
@@ -153,6 +154,8 @@ def test_pyarrow_writes_where_the_store_reads(tmp_path: Path) -> None:
         ("az://container/run", "no run can lie there; "),
         ("s3a://bucket/run", "no run can lie there; "),
         ("s3://", "not a storage"),
+        ("s3:/lab/x", "has too few slashes for a URI; write file:///PATH"),
+        ("file://g", "has too few slashes for a URI; write file:///PATH"),
     ],
 )
 def test_an_unknown_storage_is_refused_in_one_line(url: str, reason: str) -> None:
@@ -164,7 +167,7 @@ def test_an_unknown_storage_is_refused_in_one_line(url: str, reason: str) -> Non
     assert "Debug" not in message
 
 
-@pytest.mark.parametrize(("url", "local"), [("runs/a", True), ("/a:b", True), ("s3://bucket/a", False)])
+@pytest.mark.parametrize(("url", "local"), [("runs/a", True), ("file", True), ("/a:b", True), ("s3://bucket/a", False)])
 def test_is_local(url: str, local: bool) -> None:
     assert is_local(url) is local
     assert (Store(url).local is not None) is local

@@ -11,8 +11,9 @@ from ddm_ray.data.sources import chunks
 from ddm_ray.data.sources.chunks import Encoded, EncodedChunk, Listing, Source, Unit, chunk_rows
 from ddm_ray.data.sources.collection import Collection, format_named, units_of
 from ddm_ray.data.sources.conditions import Conditions
-from ddm_ray.data.sources.files import Files
+from ddm_ray.data.sources.files import MISNAMED, Files, local_path
 from ddm_ray.data.sources.named import named_source
+from ddm_ray.errors import DataError
 
 __all__ = [
     "Encoded",
@@ -29,10 +30,17 @@ __all__ = [
 
 
 def absolute_name(source: str) -> str:
-    """The name that opens the same source from any folder: an absolute path for files on this disk."""
-    if "://" in source or named_source(source):
+    """The name that opens the same source from any folder: an absolute path for files on this disk.
+
+    Raises DataError for a wrong URI, and for a path that isn't UTF-8, which no configuration can hold.
+    """
+    path = None if named_source(source) else local_path(source)
+    if path is None:
         return source
-    return os.path.abspath(os.path.expanduser(source))
+    path = os.path.abspath(os.path.expanduser(path))
+    if path != path.encode(errors="replace").decode():
+        raise DataError(f"data.source {path!r}: {MISNAMED}")
+    return path
 
 
 def is_here(source: str) -> bool:

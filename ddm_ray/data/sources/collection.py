@@ -34,7 +34,7 @@ class Collection(Source):
         """See Source. If the run only counts its classes, they are named by class folders."""
         skipped = Counter[str]()
         sizes = self.files.sizes(skipped)
-        name = self.conditions.config.format or self._sniff(sizes)
+        name = self.conditions.config.format or self._sniff(sizes, skipped)
         chosen = format_named(name)
         config, conditions = self.conditions.config, self.conditions
         own = {path: size for path, size in sizes.items() if chosen.owns(path)}
@@ -58,11 +58,12 @@ class Collection(Source):
             raise DataError(f"{where}: no installed format reads it; install the package of its format")
         return chosen.read(self, unit, skip)
 
-    def _sniff(self, sizes: dict[str, int]) -> str:
+    def _sniff(self, sizes: dict[str, int], skipped: Counter[str]) -> str:
         counts = Counter(name for path in sizes if (name := _name_of(path)))
         if not counts:
-            endings = ", ".join(f"{count} {ending}" for ending, count in _endings(sizes).items())
-            what = f"{len(sizes)} files ({endings}), none of them" if sizes else "empty: there are no"
+            kinds = _endings(sizes) | skipped
+            counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            what = f"{sum(kinds.values())} files ({counted}), none of them" if counted else "empty: there are no"
             *others, last = (format_named(name).plural for name in FORMATS)
             raise DataError(f"data.source {self.files.url!r}: {what} {', '.join(others)} or {last}")
         if len(counts) > 1:

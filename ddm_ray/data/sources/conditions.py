@@ -1,6 +1,7 @@
 """Converts what a source states about an image to its condition: a label of the run's classes, or a caption."""
 
 import math
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -10,6 +11,8 @@ from ddm_ray.plain_text import name_form, places, stripped
 
 MAX_LETTERS = 2**16
 """Maximum length of a caption."""
+_NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
+"""A label that is written as a text: the 3, 03 or 3.0 of a table."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,12 @@ class Conditions:
         label = self._labels.get(name_form(name))
         if label is not None:
             return label
-        if self.classes is None and name.lstrip("+-").isdecimal() and self.counted:
-            return int(self.of(int(name)))
-        raise ValueError(f"{name!r:.60} is none of the {self.num_classes} classes")
+        if not self.counted or self.classes is not None:
+            raise ValueError(f"{name!r:.60} is none of the {self.num_classes} classes")
+        if number := _NUMBER.fullmatch(name):
+            return int(self.of(int(number[1])))
+        fix = "name them: data.class_names=[A, B, ...]"
+        raise ValueError(f"{name!r:.60} is none of the {self.num_classes} classes; {fix}")
 
     @cached_property
     def _labels(self) -> dict[str, int]:

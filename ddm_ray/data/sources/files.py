@@ -9,25 +9,19 @@ from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from pyarrow import NativeFile, fs
 
+from ddm_ray.data.sources.local_folder import scan_folder, walk_folder
 from ddm_ray.data.sources.patterns import expand_braces, is_wild, regular
 from ddm_ray.data.sources.registry import SOURCES
-from ddm_ray.data.sources.skipped import (
-    RUN_BYTES,
-    RUNS,
-    count_below,
-    is_run,
-    is_run_folder,
-    why_skipped,
-    without_skipped,
-)
+from ddm_ray.data.sources.skipped import RUN_BYTES, RUNS, is_run, is_run_folder, why_skipped, without_skipped
 from ddm_ray.errors import DataError
 from ddm_ray.plain_text import LFS_POINTER, NOT_FETCHED
 from ddm_ray.run.run import RUN_FILE
 from ddm_ray.spelling import closest_match
+from ddm_ray.store.local_disk import path_of
 from ddm_ray.store.refusals import as_storage_error
 
 MISNAMED = "its name is not UTF-8; rename it"
@@ -47,13 +41,13 @@ class Files:
 
     def __init__(self, url: str):
         self.url = url
-        scheme, separator, path = url.partition("://")
+        local = local_path(url)
+        scheme, _, path = url.partition("://")
         self._query = ""
-        if not separator or scheme == "file":
+        if local is not None:
             self.remote = False
             # Absolute from the start, since workers have other current folders.
-            path = str(Path(unquote(urlsplit(url).path) if separator else url).expanduser().absolute())
-            self.url = path
+            path = self.url = str(Path(local).expanduser().absolute())
         elif scheme == "s3":
             self.remote = True
             if match := _QUERY.search(path):
@@ -111,7 +105,7 @@ class Files:
         reason. Bytes of a name that aren't UTF-8 are escaped. Raises DataError if the root doesn't exist or is a run,
         or a file that the pattern names literally is missing; StorageError.
         """
-        root, names, _ = self._split
+        root, names, patterns = self._split
         with as_source_error(self.url):
             if not self.remote and not os.path.isdir(root or "/"):
                 raise DataError(f"data.source {self.url!r}: no such folder or file; give {_forms()}{_near(self._path)}")
@@ -120,7 +114,7 @@ class Files:
             if not names and (self._runs("", self._sizes_of([RUN_FILE])) if self.remote else is_run_folder(root)):
                 raise DataError(f"data.source {self.url!r} is a run; give the folder of its images")
             skipped = Counter() if skipped is None else skipped
-            sizes = self._matching(skipped) if names else self._below("", skipped)
+            sizes = self._matching(skipped) if names or patterns else self._below("", skipped)
         return dict(sorted(sizes.items()))
 
     def open(self, path: str) -> NativeFile:
@@ -148,7 +142,8 @@ class Files:
                 self.check_missing(path)
         again = "if that is right, delete RUN/rows to begin again"
         if info.type != fs.FileType.File:
-            raise DataError(f"{where}: {MISNAMED if self.misnamed(path) else f'gone since it was listed; {again}'}")
+            gone = MISNAMED if self.misnamed(path) else self.dangling(path) or f"gone since it was listed; {again}"
+            raise DataError(f"{where}: {gone}")
         if info.size != size:
             raise DataError(f"{where}: changed since it was listed, from {size} to {info.size} bytes; {again}")
         with as_source_error(where):
@@ -160,9 +155,9 @@ class Files:
         if self.misnamed(path):
             return
         if not self.remote:
-            folder = path.partition("/")[0] if "/" in path else ""
-            if not os.path.isdir(self._full(folder)) or not any(True for _ in _scan(self._full(folder), Counter())):
-                raise self.lost(self._full(folder))
+            folder = self._full(path.partition("/")[0] if "/" in path else "")
+            if not os.path.isdir(folder) or not any(True for _ in scan_folder(folder, Counter())):
+                raise self.lost(folder)
         elif self.filesystem.get_file_info(self.root).type == fs.FileType.NotFound or (
             # A bucket exists even if it is empty.
             "/" not in self.root and not self.filesystem.get_file_info(fs.FileSelector(self.root))
@@ -175,6 +170,15 @@ class Files:
         return DataError(
             f"{what}: isn't there any more; {again}, then the same command goes on; or delete RUN/rows to begin again"
         )
+
+    def dangling(self, path: str) -> str:
+        """Words on a file that is a link to nothing, and on what mends it; "" if it is none."""
+        full = self._full(path)
+        if self.remote or not os.path.islink(full):
+            return ""
+        target = os.readlink(full)
+        fix = "fetch it: git annex get" if "/annex/objects/" in target else "mount it again"
+        return f"links to {target}, which isn't there any more; {fix}"
 
     def misnamed(self, path: str) -> bool:
         """True if a file's name isn't UTF-8, so that it was listed under an escaped name."""
@@ -236,7 +240,7 @@ class Files:
         """Size of every file below a folder by its path; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
-            return dict(_walk(full, "", frozenset(), skipped)) if os.path.isdir(full) else {}
+            return dict(walk_folder(full, "", frozenset(), skipped)) if os.path.isdir(full) else {}
         files = self._all_below(folder)
         kept, others = without_skipped(files, self._runs(folder, files))
         skipped += others
@@ -257,7 +261,7 @@ class Files:
         """Names in a folder, with the sizes of files; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
-            return [(name, size) for _, name, size in _scan(full, skipped)] if os.path.isdir(full) else []
+            return [(name, size) for _, name, size in scan_folder(full, skipped)] if os.path.isdir(full) else []
         listing = self.filesystem.get_file_info(fs.FileSelector(full, allow_not_found=True))
         sizes = {entry.base_name: entry.size if entry.type == fs.FileType.File else None for entry in listing}
         files = [f"{folder}{name}/{RUN_FILE}" for name, size in sizes.items() if size is None]
@@ -267,6 +271,14 @@ class Files:
                 skipped[why] += len(self._all_below(f"{folder}{name}")) if size is None else 1
                 del sizes[name]
         return [*sizes.items()]
+
+
+def local_path(source: str) -> str | None:
+    """The path on this disk that a source's name stands for; None for another URI. Raises DataError for a wrong one."""
+    try:
+        return path_of(source)
+    except ValueError as error:
+        raise DataError(f"data.source {source!r}: {error}") from None
 
 
 def as_source_error(where: str) -> AbstractContextManager[None]:
@@ -290,40 +302,6 @@ def _endpoint() -> str:
         return ""
     scheme, _, host = url.rpartition("://")
     return f"?scheme={scheme or 'https'}&endpoint_override={quote(host.rstrip('/'), safe='')}"
-
-
-def _walk(
-    folder: str, below: str, above: frozenset[tuple[int, int]], skipped: Counter[str]
-) -> Iterator[tuple[str, int]]:
-    """Yield files with their sizes. Follows links, except circular ones."""
-    status = os.stat(folder)
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:
-        return
-    for path, name, size in _scan(folder, skipped):
-        if size is None:
-            yield from _walk(path, f"{below}{name}/", above | {identity}, skipped)
-        else:
-            yield below + name, size
-
-
-def _scan(folder: str, skipped: Counter[str]) -> Iterator[tuple[str, str, int | None]]:
-    """Yield path, name in UTF-8, and size (None: a folder) of each entry that isn't skipped.
-
-    A dangling link counts as an empty file.
-    """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = os.fsencode(entry.name).decode("utf-8", "backslashreplace")
-            why = why_skipped(name) or (RUNS.format(name) if entry.is_dir() and is_run_folder(entry.path) else "")
-            if why:
-                skipped[why] += count_below(entry.path) if entry.is_dir(follow_symlinks=False) else 1
-            elif entry.is_dir():
-                yield entry.path, name, None
-            elif entry.is_file():
-                yield entry.path, name, entry.stat().st_size
-            elif entry.is_symlink():
-                yield entry.path, name, 0
 
 
 def _forms() -> str:

@@ -96,7 +96,9 @@ def _rows(files: Files, listed: list[tuple[str, int]], conditions: Conditions) -
         rows = list(pool.map(lambda file: _row(files, file[0], file[1], conditions), listed))
     gone = [row for row in rows if row.problem == GONE]
     if len(gone) > max(1, len(rows) / 2):
-        raise files.lost(f"{files.where(gone[0].id)} and {len(gone) - 1} of the {len(rows) - 1} files next to it")
+        what = f"{files.where(gone[0].id)} and {len(gone) - 1} of the {len(rows) - 1} files next to it"
+        dangling = files.dangling(gone[0].id)
+        raise DataError(f"{what}: {dangling}") if dangling else files.lost(what)
     return rows
 
 

@@ -77,6 +77,8 @@ def look(config: RunConfig) -> SourceLook:
         few = _spread(files, IMAGES)
         in_files = [Unit("some", 0, tuple(path for path, _ in few), tuple(size for _, size in few))]
     rows = [row for unit in in_files for row in _first_rows(source, listing, unit, IMAGES // len(in_files))]
+    if not rows and len(in_files) == len(listing.units):
+        _require_enough(config, source.files.url, 0)
     sizes, problems = _heads(rows)
     if rows and not sizes:
         row, problem = problems[0]
@@ -123,12 +125,14 @@ def _require_enough(config: RunConfig, url: str, count: int) -> None:
     """Raise DataError if there are fewer images than components of the embedder, or than clusters."""
     train = int(count * (1 - config.data.heldout))
     clusters, embedder = config.partition.num_clusters, config.embedder
+    if not train:
+        raise DataError(f"data.source {url!r}: has {count} images, too few to train on any; put more there")
     if train < clusters:
         few = f"{count} images are too few for {clusters} clusters"
-        raise DataError(f"data.source {url!r}: {few}", Begin(field="partition.num_clusters", value=f"{max(1, train)}"))
+        raise DataError(f"data.source {url!r}: {few}", Begin(field="partition.num_clusters", value=f"{train}"))
     if embedder.kind == "pixels" and train < embedder.dim:
         few = f"{count} images are too few for the {embedder.dim} components of their embedding"
-        raise DataError(f"data.source {url!r}: {few}", Begin(field="embedder.dim", value=f"{max(1, train)}"))
+        raise DataError(f"data.source {url!r}: {few}", Begin(field="embedder.dim", value=f"{train}"))
 
 
 def _classless(config: RunConfig, folders: dict[str, int], outside: int) -> list[str]:

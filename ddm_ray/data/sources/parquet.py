@@ -23,8 +23,12 @@ from ddm_ray.store.refusals import refusal
 IMAGES = ("image", "img", "jpg", "png")
 CLASSES = ("label", "labels", "fine_label", "class", "cls")
 TEXTS = ("text", "caption", "prompt")
-CASTS = {"encoded images": "binary, the bytes of image files", "texts": "string", "labels": "int64 or string"}
-"""Types that a column of another type can be cast to, by what it holds."""
+FIXES = {
+    "encoded images": "store the bytes of image files in it, as binary; paths and arrays aren't read",
+    "texts": "cast it to string",
+    "labels": "cast it to int64 or string",
+}
+"""Remedies for a column of another type, by what it holds."""
 BATCH_ROWS, BATCH_BYTES = 64, 32 * 2**20
 """Maximum rows per read, and size of their values."""
 MORE_BY_VALUES = 1.5
@@ -121,7 +125,7 @@ def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | Non
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) and name.isprintable() for name in names):
         return None
-    return tuple(names) if 0 < len(set(names)) == len(names) else None
+    return tuple(names) if 0 < len(set(map(name_form, names))) == len(names) else None
 
 
 def _rows(
@@ -179,8 +183,9 @@ def _as_data_error(where: str) -> Iterator[None]:
 def _encoded(
     batch: pa.RecordBatch, image: str, condition: str | None, prefix: str, first: int, conditions: Conditions
 ) -> Iterator[Encoded]:
-    images = batch.column(image)
+    images, null = batch.column(image), "no image: its bytes are null"
     if pa.types.is_struct(images.type):
+        null += ", and paths aren't read" if images.type.get_field_index("path") >= 0 else ""
         images = pc.struct_field(images, "bytes")
     stated = batch.column(condition) if condition is not None else pa.nulls(len(batch))
     for index in range(len(batch)):
@@ -188,7 +193,7 @@ def _encoded(
         content = images[index]
         try:
             if not content.is_valid:
-                raise ValueError("no image: its bytes are null")
+                raise ValueError(null)
             if (size := content.as_buffer().size) > IMAGE_BYTES:
                 raise ValueError(f"its image has {size} bytes, more than {IMAGE_BYTES}")
             yield Encoded(row_id, content.as_py(), conditions.of(_value(stated[index])))
@@ -221,6 +226,8 @@ def _columns(schema: pa.Schema, conditions: Conditions, where: str) -> tuple[str
 def _column(
     schema: pa.Schema, fitting: list[str], chosen: str | None, usual: tuple[str, ...], field: str, what: str, where: str
 ) -> str:
+    if twice := next((name for name in ((chosen,) if chosen else usual) if schema.names.count(name) > 1), None):
+        raise DataError(f"{where}: several columns are called {twice!r}; rename all but one")
     if chosen is not None:
         if chosen not in fitting:
             if chosen not in schema.names:
@@ -241,7 +248,7 @@ def _column(
 def _misfit(schema: pa.Schema, name: str, what: str, where: str) -> DataError:
     """The error for a column that is of a type that isn't read."""
     kind = schema.field(name).type
-    return DataError(f"{where}: {name!r} is {kind}, no column of {what}; cast it to {CASTS[what]}")
+    return DataError(f"{where}: {name!r} is {kind}, no column of {what}; {FIXES[what]}")
 
 
 def _names(schema: pa.Schema) -> str:

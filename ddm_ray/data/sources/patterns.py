@@ -3,6 +3,8 @@
 import re
 from itertools import product
 
+from ddm_ray.errors import DataError
+
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _WILD = re.compile(r"[*?{]")
 
@@ -13,7 +15,7 @@ def is_wild(text: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """All texts that a pattern's `{a,b}` and `{000..127}` expand to, in order."""
+    """All texts that a pattern's `{a,b}` and `{000..127}` expand to, in order. Raises DataError for a wrong range."""
     parts = _BRACES.split(pattern)
     choices = [[text] if index % 2 == 0 else _choices(text) for index, text in enumerate(parts)]
     return ["".join(chosen) for chosen in product(*choices)]
@@ -28,5 +30,7 @@ def regular(pattern: str) -> re.Pattern[str]:
 def _choices(text: str) -> list[str]:
     if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
         first, last = match.groups()
+        if int(first) > int(last):
+            raise DataError(f"data.source has {{{text}}}, which counts down; write {{{last}..{first}}}")
         return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return text.split(",")

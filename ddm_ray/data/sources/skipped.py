@@ -10,7 +10,9 @@ from ddm_ray.run.run import RUN_FILE
 
 SYSTEM = {
     *("@eadir", "@recycle", "@recently-snapshot", "@sharebin", "#recycle", "#snapshot"),  # network storage
-    *("$recycle.bin", "recycler", "system volume information", "found.000"),  # Windows
+    *("@tmp", "@appstore", "@appdata", "@appconf", "@apphome", "@apptemp", "@database", "@docker"),  # likewise
+    *("$recycle.bin", "recycler", "recycled", "system volume information"),  # Windows
+    *(f"found.{number:03d}" for number in range(100)),  # likewise, of its checks of disks
     *("__macosx", "network trash folder", "temporary items"),  # macOS
     "lost+found",
 }
@@ -22,6 +24,7 @@ RUN_BYTES = 2**22
 """Maximum size of a run's file that is looked at."""
 
 HIDDEN, SYSTEMS, RUNS = "hidden", "in {} (a system's)", "in {} (a run)"
+NO_FILES = "pipes, sockets, devices or circular links"
 """Reasons why files are skipped, in words that follow a number."""
 
 

@@ -1,6 +1,7 @@
 """Names of classes: parquet's numbers mean what its schema says, and names that the run lacks are the source's."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from ddm_ray.run.graph import ROWS, owner_rows
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.labels import class_number
 from tests.data.rows import read_artifact
-from tests.data.sources.test_sources import CONFIG, picture, write_folder
+from tests.data.sources.test_sources import CONFIG, everything, picture, tar_of, write_folder
 from tests.random_run import make_run
 
 pytestmark = pytest.mark.contract
@@ -58,7 +59,9 @@ def test_names_of_their_own_rename_the_numbers(tmp_path: Path) -> None:
     assert labels(tmp_path, DataConfig(class_names=("sea", "fire", "wood"))) == [index % 3 for index in range(30)]
 
 
-@pytest.mark.parametrize("names", [None, [], ["a", "a", "b"], [1, 2, 3], "abc", ["a\x1b[2J", "b", "c"]])
+@pytest.mark.parametrize(
+    "names", [None, [], ["a", "a", "b"], ["a", "a ", "b"], [1, 2, 3], "abc", ["a\x1b[2J", "b", "c"]]
+)
 def test_a_schema_that_names_nothing_leaves_numbers_as_they_are(tmp_path: Path, names: object) -> None:
     write_labelled(tmp_path / "a.parquet", names)
     assert open_source(CONFIG, str(tmp_path)).list().numbered is None
@@ -148,3 +151,22 @@ def test_names_of_classes_are_put_into_their_form_once(monkeypatch: pytest.Monke
     stated = conditions.Conditions(DataConfig(class_names=(*NAMES, "cafe\u0301")))
     assert [stated.of(name) for name in ("green", "caf\u00e9", "blue")] == [2, 3, 0]
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("ours", ["NFC", "NFD", "NFC "])
+@pytest.mark.parametrize("theirs", ["NFC", "NFD", "NFC "])
+def test_names_of_classes_are_compared_in_one_form(tmp_path: Path, ours: str, theirs: str) -> None:
+    """A Mac writes `é` as two characters, a keyboard as one, and people a space that nobody sees."""
+    cafe, caf_e = (unicodedata.normalize(form[:3], "café") + form[3:] for form in (ours, theirs))
+    config = DataConfig(class_names=("bar", cafe))
+    for source in ("folder", "tar", "parquet"):
+        (tmp_path / source).mkdir()
+    (tmp_path / "folder" / caf_e).mkdir()
+    (tmp_path / "folder" / caf_e / "a.png").write_bytes(picture(0))
+    tar_of(tmp_path / "tar/x.tar", ("a.png", picture(0)), ("a.cls", caf_e.encode()))
+    pq.write_table(pa.table({"image": [picture(0)], "label": [caf_e]}), tmp_path / "parquet/x.parquet")
+    for source in ("folder", "tar", "parquet"):
+        (row,) = everything(open_source(config, str(tmp_path / source)))
+        assert (row.condition, row.problem) == (1, None), source
+    counted = open_source(DataConfig(num_classes=2), str(tmp_path / "folder"))
+    assert counted.list().classes == ("café",)

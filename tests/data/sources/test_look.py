@@ -84,6 +84,8 @@ def test_what_is_made_here_has_nothing_to_look_at() -> None:
         (("data.source={}/broken",), "none of 9 images looked at can be used: .*, e.g. a/0.png"),
         (("data.source={}/unlabelled.tar",), "none of 4 images looked at can be used: no label, e.g. unlabelled.tar/0"),
         (("data.source={}/digit",), r"did you mean digits\?"),
+        (("data.source={}/photos/stray.png", "data.num_classes=1"), "has 1 images, too few to train on any; put more"),
+        (("data.source={}/empty.tar",), "has 0 images, too few to train on any; put more"),
     ],
 )
 def test_what_will_not_work_is_refused_at_once(messy: Path, settings: tuple[str, ...], message: str) -> None:
@@ -91,6 +93,7 @@ def test_what_will_not_work_is_refused_at_once(messy: Path, settings: tuple[str,
     (root / "broken/a").mkdir(parents=True)
     for index in range(9):
         (root / f"broken/a/{index}.png").write_bytes(b"no image")
+    tar_of(root / "empty.tar")
     tar_of(root / "unlabelled.tar", *((f"{index}.png", picture(index)) for index in range(4)))
     chosen = tuple(setting.format(root) for setting in settings)
     with pytest.raises(DataError, match=message):

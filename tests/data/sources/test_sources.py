@@ -48,7 +48,10 @@ def test_a_source_has_one_name_in_every_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ada")
     assert absolute_name("photos") == str(tmp_path / "photos")
-    assert absolute_name("~/photos") == "/home/ada/photos"
+    assert absolute_name("~/photos") == absolute_name("file:///home/ada/photos") == "/home/ada/photos"
+    assert absolute_name("file:///home/ada/photos #1?") == "/home/ada/photos #1?", "nothing is cut off"
+    with pytest.raises(DataError, match=r"/caf\\udce9': its name is not UTF-8; rename it"):
+        absolute_name("caf\udce9")  # as a shell completes it
 
 
 def picture(index: int) -> bytes:
@@ -148,6 +151,9 @@ def test_chunks_fill_so_much_memory(config, rows):
         ("no/such/folder", "no such folder or file; give a folder, a URI"),
         ("gopher://pictures", "gopher:// is no source"),
         ("s3:///prefix", "names no bucket: s3://BUCKET/PREFIX"),
+        ("s3:/lab/x", "has too few slashes for a URI; write file:///PATH"),
+        ("file://photos", "has too few slashes for a URI; write file:///PATH"),
+        ("/tmp/a-{5..1}.tar", "{5..1}, which counts down; write {1..5}"),
     ],
 )
 def test_what_is_no_source_is_refused_in_a_line(name, message):
@@ -184,7 +190,13 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     (tmp_path / "set" / "blue").mkdir()
     os.symlink(tmp_path / "real" / "blue" / "002.png", tmp_path / "set" / "blue" / "one.png")
     os.symlink(tmp_path / "nowhere", tmp_path / "set" / "blue" / "two.png")
-    rows = everything(open_source(CONFIG, str(tmp_path / "set")))
+    os.symlink("a.png", tmp_path / "set" / "b.png")
+    os.symlink("b.png", tmp_path / "set" / "a.png")
+    os.mkfifo(tmp_path / "set" / "pipe.png")  # to open it would take for ever
+    os.symlink("pipe.png", tmp_path / "set" / "c.png")
+    source = open_source(CONFIG, str(tmp_path / "set"))
+    assert source.list().ignored == {"pipes, sockets, devices or circular links": 4}
+    rows = everything(source)
     problems = {row.id: row.problem for row in rows}
     assert problems == {
         "blue/one.png": None,
@@ -193,14 +205,19 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     }
 
 
-def test_links_whose_disk_is_gone_are_a_source_that_is_gone(tmp_path):
-    write_folder(tmp_path / "disk", 9)
+@pytest.mark.parametrize(
+    ("disk", "fix"), [("disk", "mount it again"), (".git/annex/objects/x", "fetch it: git annex get")]
+)
+@pytest.mark.parametrize("kind", ["red", "tar"])
+def test_links_whose_disk_is_gone_are_a_source_that_is_gone(tmp_path, disk, fix, kind):
+    write_folder(tmp_path / disk, 9)
+    write_tar(tmp_path / disk / "tar", 9)
     (tmp_path / "set/red").mkdir(parents=True)
-    for file in (tmp_path / "disk/red").iterdir():
+    for file in (tmp_path / disk / kind).iterdir():
         os.symlink(file, tmp_path / "set/red" / file.name)
     source = open_source(CONFIG, str(tmp_path / "set"))
-    shutil.rmtree(tmp_path / "disk")
-    with pytest.raises(DataError, match="isn't there any more; mount it again"):
+    shutil.rmtree(tmp_path / disk)
+    with pytest.raises(DataError, match=f"links to .*/{disk}/.*, which isn't there any more; {fix}$"):
         everything(source)
 
 
@@ -230,7 +247,8 @@ def test_classes_that_are_only_counted_are_the_folders(tmp_path):
         assert [len(chunk.rows) for chunk in chunks] == lengths
         assert [row.condition for chunk in chunks for row in chunk.rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     (chunk,) = source.read(unit)
-    assert [row.problem for row in chunk.rows][:1] == ["'blue' is none of the 5 classes"]  # of no plan
+    problem = "'blue' is none of the 5 classes; name them: data.class_names=[A, B, ...]"
+    assert [row.problem for row in chunk.rows][:1] == [problem]  # of no plan
 
 
 def test_one_class_needs_no_folders(tmp_path):
@@ -273,7 +291,10 @@ def test_folders_without_pictures(tmp_path):
     with pytest.raises(DataError, match=r"empty: there are no images, tars(,| or) parquet files"):
         open_source(CONFIG, str(tmp_path)).list()
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(DataError, match=r"1 files \(1 .*\), none of them images, tars(,| or) parquet files"):
+    (tmp_path / "@eaDir").mkdir()
+    (tmp_path / "@eaDir/a.png").write_bytes(picture(0))
+    skipped = r"2 files \(1 \.txt, 1 in @eaDir \(a system's\)\), none of them images, tars(,| or) parquet files"
+    with pytest.raises(DataError, match=skipped):
         open_source(CONFIG, str(tmp_path)).list()
 
 
