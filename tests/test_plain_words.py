@@ -27,7 +27,7 @@ MAX_LINES = {
     "pictures": 600,
     "run": 1870,
     "sampling": 4650,
-    "serve": 5144,
+    "serve": 5165,
     "store": 1000,
     "top": 1930,
     "train": 5470,

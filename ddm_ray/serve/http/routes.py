@@ -45,10 +45,7 @@ IMAGES: Responses = {
 }
 AWAY: Responses = {503: {"description": "Deployments without a replica are named", "content": {"application/json": {}}}}
 Result = TypeVar("Result")
-_UNREADABLE: dict[type[BaseException], str] = {
-    UnicodeDecodeError: "it isn't UTF-8",
-    RecursionError: "it is nested too deeply",
-}
+_UNREADABLE: dict[type, str] = {UnicodeDecodeError: "it isn't UTF-8", RecursionError: "it is nested too deeply"}
 
 
 def http_app(service: Service) -> FastAPI:
