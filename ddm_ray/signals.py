@@ -37,12 +37,15 @@ def signals_end_it() -> Iterator[None]:
 
 
 @contextmanager
-def first_signal_noted(*others: signal.Signals) -> Iterator[threading.Event]:
-    """Yield an event that is set once such a signal, or one of the `others`, has come. The second one raises Ended."""
+def first_signal_noted(*others: signal.Signals, second_ends: bool = True) -> Iterator[threading.Event]:
+    """Yield an event that is set once such a signal, or one of the `others`, has come. The second one raises Ended.
+
+    `second_ends` false: it doesn't, nor any other.
+    """
     came = threading.Event()
 
     def note(number: int, frame: object) -> None:
-        if came.is_set():
+        if came.is_set() and second_ends:
             raise Ended(number)
         came.set()
 

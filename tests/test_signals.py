@@ -43,6 +43,13 @@ def test_the_first_signal_is_noted_and_the_second_ends() -> None:
     assert error.value.number == signal.SIGTERM
 
 
+def test_a_server_goes_on_answering_after_the_second() -> None:
+    with signals_end_it(), first_signal_noted(signal.SIGINT, second_ends=False) as came:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert came.is_set()
+
+
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -49,24 +49,24 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
 
     from ddm_ray.config import invalid_fields
     from ddm_ray.environment import prepare_serve
-    from ddm_ray.run.graph import PARTITION
     from ddm_ray.run.run import Run
-    from ddm_ray.serve.cluster.haproxy import find_haproxy
-
-    run = Run.open(run_url)
-    run.require(PARTITION)
-    prepare_serve(direct_ingress=find_haproxy() is not None)
     from ddm_ray.serve.cluster.args import ServeArgs
-    from ddm_ray.serve.cluster.server import serve_run
+    from ddm_ray.serve.cluster.haproxy import find_haproxy
+    from ddm_ray.serve.cluster.servable import require_servable
     from ddm_ray.watch.live_view import LiveView
 
     for name in ("token_file", "pin_file"):
         path = others[name]
         others[name] = path if path is None or "://" in path else os.path.abspath(path)
     try:
-        args = ServeArgs(run=run.url, device=served_device(device, address), **others)
+        args = ServeArgs(run=Run.open(run_url).url, **others)
     except ValidationError as error:
         raise ConfigError(invalid_fields(error)) from None
+    args = require_servable(args, port, host, insecure, phrase)
+    args = args.model_copy(update={"device": served_device(device, address)})
+    prepare_serve(direct_ingress=find_haproxy() is not None)
+    from ddm_ray.serve.cluster.server import serve_run  # torch and Ray
+
     with LiveView(args.run, [START], phrase=phrase) as view:
 
         def on_progress(share: float, note: str) -> None:
@@ -74,4 +74,4 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
             if share >= 1:
                 view.close()
 
-        serve_run(args, port, host, address, insecure, on_progress, phrase)
+        serve_run(args, port, host, address, on_progress, phrase)

@@ -1,6 +1,7 @@
 """A mistake on the command line is named at once: before torch is imported, which takes seconds."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,18 @@ MISTAKES = [
     "sample {run} --out {tmp}/picture.gif",
     "sample {run} --steps 0",
     "sample {run} --strategy unheard-of",
+    "serve {run} --allow-origin localhost:3000",
+    "serve {run} --dense student",
+    "serve {run} --device cuda:0 --address auto",
     "serve {run} --device tpu",
+    "serve {run} --host ''",
+    "serve {run} --host 0.0.0.0",
+    "serve {run} --host no.such.host.invalid",
+    "serve {run} --pin-file {tmp}/made/run.json",
+    "serve {run} --port {port}",
+    "serve {run} --refresh-s nan",
+    "serve {run} --replicas 0",
+    "serve {run} --token-file {tmp}/none",
     "train {run} expert 99",
     "watch {run} --every nan",
     "watch {run} --every 1e308",
@@ -80,10 +92,11 @@ def test_a_mistake_is_named_without_torch(tmp_path: Path) -> None:
     made = make_run(str(tmp_path / "made"), num_rows=60)
     empty = Run.create(str(tmp_path / "empty"), load_recipe("tiny"))
     places = {"run": made.url, "empty": empty.url, "nowhere": tmp_path / "nowhere", "tmp": tmp_path}
-    lines = [mistake.format(**places) for mistake in MISTAKES]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH], input="\n".join(lines), cwd=ROOT, capture_output=True, text=True
-    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        lines = [mistake.format(**places, port=taken.getsockname()[1]) for mistake in MISTAKES]
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_TORCH], input="\n".join(lines), cwd=ROOT, capture_output=True, text=True
+        )
     assert done.returncode == 0, done.stderr
     ends = [json.loads(line) for line in done.stdout.splitlines()]
     for mistake, (code, errors) in zip(MISTAKES, ends, strict=True):

@@ -26,8 +26,8 @@ from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.acceptance import accept_made
 from ddm_ray.sampling.run_models import load_models
-from ddm_ray.serve.cluster.app import require_servable
 from ddm_ray.serve.cluster.args import ServeArgs
+from ddm_ray.serve.cluster.servable import require_servable, sound_version
 from ddm_ray.store.retries import NO_RETRIES, Trouble
 from tests.conftest import ROOT
 from tests.data.s3 import BUCKET, s3_server
@@ -128,7 +128,7 @@ def test_every_stage_passes_under_its_role(bucket: Wire, trained: Run) -> None:
         run = Run.open(URL)
         assert {each.artifact: each.state for each in survey(run) if each.state != "finished"} == {}
         models = load_models(run)
-        require_servable(ServeArgs(run=URL), free_port())
+        sound_version(require_servable(ServeArgs(run=URL), free_port()))
     assert models.info.num_experts == 2
     assert [f"{each.who}: {each.method} {each.path}" for each in bucket.requests if each.fault] == []
 

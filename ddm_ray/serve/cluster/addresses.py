@@ -30,6 +30,8 @@ def loopback_of(host: str) -> str:
 
 def listen_on(host: str, port: int) -> socket.socket:
     """A socket that listens at this address. Raises ServeError if it can't."""
+    if not host:  # to the system it is any address, which others reach
+        raise ServeError("the host is empty", Give("host", "name an address"))
     own = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

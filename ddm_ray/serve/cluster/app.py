@@ -1,29 +1,23 @@
 """A run as a Serve application: the only place that names and sizes deployments."""
 
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
-from ddm_ray.data import OnProgress, no_progress
-from ddm_ray.errors import RunError, ServeError
 from ddm_ray.ray_session import cluster_total
-from ddm_ray.run.graph import PARTITION
-from ddm_ray.run.run import Run
 from ddm_ray.sampling.devices import AUTO
 from ddm_ray.sampling.run_models import row_networks
-from ddm_ray.serve.cluster.addresses import listen_on
 from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.codec import Decoder, Encoder
 from ddm_ray.serve.cluster.expert_replica import ExpertReplica
 from ddm_ray.serve.cluster.ingress import API, DECODER, ENCODER
+from ddm_ray.serve.cluster.servable import servable
 from ddm_ray.serve.engine.computing import Computing
-from ddm_ray.serve.engine.versions import Version, Versions, expert_name
+from ddm_ray.serve.engine.versions import expert_name
 from ddm_ray.serve.http.guard import Limits
 from ddm_ray.serve.http.meters import DENSE
-from ddm_ray.store.store import is_local
 
 # Each part takes a small share of a core, so that all find room on a laptop; a config file gives more.
 NUM_CPUS = 0.1
@@ -50,7 +44,7 @@ def application(args: ServeArgs, limits: Limits) -> Application:
     file say otherwise. Raises ServeError for a run without weights, RunError if there is no run, ConfigError for tokens
     or pins that can't be read.
     """
-    run, args = _servable(args)[0], on_its_device(args)
+    run, args = servable(args)[0], on_its_device(args)
     on_gpu = args.device.startswith("cuda")
     limits = replace(limits, per_minute=args.per_minute, local=args.local, origins=args.allow_origin)
     resident = args.resident if args.placement == "multiplexed" else None
@@ -88,38 +82,3 @@ def on_its_device(args: ServeArgs) -> ServeArgs:
     return (
         args.model_copy(update={"device": "cuda" if cluster_total("GPU") else "cpu"}) if args.device == AUTO else args
     )
-
-
-def _servable(args: ServeArgs) -> tuple[Run, list[Version]]:
-    url = args.run
-    try:
-        run = Run.open(url)
-    except RunError as error:
-        if is_local(url) and not url.startswith("/"):
-            raise RunError(f"{error} (the path is relative; give {url!r} as an absolute path)") from None
-        raise
-    if run.finished(PARTITION) is None:
-        raise ServeError(f"{run.url} has no partition yet", run.make(PARTITION))
-    served = (None, args.dense) if args.dense else (None,)
-    return run, [Versions(run, args.pin_file, dense).newest() for dense in served]
-
-
-def require_servable(
-    args: ServeArgs, port: int, host: str = "127.0.0.1", on_progress: OnProgress = no_progress
-) -> Version:
-    """Return the mixture's weights that would be served now; needs no Ray.
-
-    Reads every byte of finished weights: Serve would start a replica that finds them altered again and again. Raises
-    ServeError if the port is in use or if no expert has weights yet, RunError if it isn't a run, ConfigError for pins
-    that can't be met, and CorruptArtifact.
-    """
-    run, versions = _servable(args)
-    every = list(chain(*versions))
-    for number, weights in enumerate(every):
-        on_progress(number / len(every), f"checking {weights.artifact}")
-        if weights.final:
-            manifest = run.require(weights.artifact)
-            for name in manifest.files:
-                run.read(weights.artifact, name, manifest)
-    listen_on(host, port).close()  # without this Serve waits long and says little
-    return versions[0]

@@ -192,7 +192,7 @@ def run_gateway(proxies: Sequence[Address], host: str, port: int, insecure: bool
     if not insecure and not is_loopback(host):
         _require_closed(proxies, host)
     gateway = Gateway(host, port, proxies, program)
-    with first_signal_noted(signal.SIGINT) as came, closing(gateway):
+    with first_signal_noted(signal.SIGINT, second_ends=False) as came, closing(gateway):
         gateway.start()
         behind = ", ".join(format_address(proxy) for proxy in proxies)
         print(f"http://{format_address((host, port))} leads to {behind}; stop with Ctrl-C", flush=True)

@@ -16,16 +16,16 @@ from ddm_ray.errors import ServeError
 from ddm_ray.ray_session import cluster_total, on_head, ray_session
 from ddm_ray.remedies import Fix, Give
 from ddm_ray.run.run import Run
-from ddm_ray.serve.cluster.addresses import is_loopback, listen_on, url_at
-from ddm_ray.serve.cluster.app import application, on_its_device, require_servable
-from ddm_ray.serve.cluster.args import EVERY, ServeArgs
+from ddm_ray.serve.cluster.addresses import listen_on, url_at
+from ddm_ray.serve.cluster.app import application, on_its_device
+from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
 from ddm_ray.serve.cluster.gateway import Gateway
 from ddm_ray.serve.cluster.haproxy import find_haproxy
+from ddm_ray.serve.cluster.servable import opening_advice, sound_version
 from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, shown
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
-from ddm_ray.serve.http.authentication.bearer import TOKENS
 from ddm_ray.serve.http.guard import Limits
 from ddm_ray.signals import first_signal_noted
 from ddm_ray.spelling import one_line, shell_line
@@ -36,7 +36,6 @@ def serve_run(
     port: int,
     host: str = "127.0.0.1",
     address: str | None = None,
-    insecure: bool = False,
     on_progress: OnProgress = no_progress,
     phrase: Callable[[Fix], str] = str,
 ) -> None:
@@ -44,19 +43,10 @@ def serve_run(
 
     `on_progress` shows the start, which has ended at the share 1. `phrase` makes words of what refusals advise.
 
-    It runs on the Ray that `ray_session` finds for `address`; call `environment.prepare_serve` before this module is
-    imported. Before anything starts, it raises as `require_servable`, ConfigError for tokens that can't be read, and
-    ServeError if Serve is running there already, or if others could ask without a token and `insecure` doesn't allow
-    it.
+    Call `environment.prepare_serve` before this module is imported, and pass `args` as `require_servable` returns them.
+    It runs on the Ray that `ray_session` finds for `address`. Raises as `sound_version`; ServeError if one runs there.
     """
-    version = require_servable(args, port, host, phase(on_progress, 0.0, CHECKED))
-    if args.authenticator() is None and not insecure:
-        every = EVERY in args.allow_origin
-        if every or not is_loopback(host):
-            fix = Give("token_file", f"set ${TOKENS}, be insecure on purpose, or name a file of tokens")
-            who = "any page in a browser" if every else f"any client that reaches {host}"
-            raise ServeError(f"{who} could ask for images without a token", fix)
-        args = args.model_copy(update={"local": True})
+    version = sound_version(args, phase(on_progress, 0.0, CHECKED))
     on_progress(RAY, "starting Ray")
     with ray_session(address):
         if serve.status().proxies:
@@ -71,9 +61,8 @@ def serve_run(
 
 
 def _advising(phrase: Callable[[Fix], str]) -> Limits:
-    insecure, tokens = Give("insecure", "be insecure on purpose"), Give("token_file", "name a file of tokens")
-    origin = Give("allow_origin", "allow its origin", "ORIGIN")
-    return Limits(other_names=f"{phrase(insecure)}, or {phrase(tokens)}", other_origins=phrase(origin))
+    other_origins = phrase(Give("allow_origin", "allow its origin", "ORIGIN"))
+    return Limits(other_names=opening_advice(phrase), other_origins=other_origins)
 
 
 def _serve_until_stopped(
@@ -92,7 +81,7 @@ def _serve_until_stopped(
     if args.compile:
         own = LoggingConfig(enable_access_log=False)
         print("compiling, which takes minutes; the replicas' logs say how much is done", flush=True)
-    with first_signal_noted(signal.SIGINT) as came, ExitStack() as stack:
+    with first_signal_noted(signal.SIGINT, second_ends=False) as came, ExitStack() as stack:
         before_proxy, inner = None, (host, port)
         if gateway is not None:
             inner = ("127.0.0.1", _free_port())

@@ -45,6 +45,7 @@ IMAGES: Responses = {
 }
 AWAY: Responses = {503: {"description": "Deployments without a replica are named", "content": {"application/json": {}}}}
 Result = TypeVar("Result")
+_UNREADABLE: dict[type, str] = {UnicodeDecodeError: "it isn't UTF-8", RecursionError: "it is nested too deeply"}
 
 
 def http_app(service: Service) -> FastAPI:
@@ -225,13 +226,12 @@ async def _crashed(_: Request, error: Exception) -> JSONResponse:
 
 async def _malformed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    if not request.headers.get("content-type", "").startswith("application/json"):
-        message = "send JSON, with the header Content-Type: application/json"
+    if isinstance(error.body, bytes | None):  # there is none, or its header doesn't call it JSON
+        message = "send a JSON object, with the header Content-Type: application/json"
         return JSONResponse(error_body(message, None, "not_json"), 400)
     errors = error.errors()
     if errors[0]["type"] == "json_invalid":
-        message = f"the body isn't whole JSON: {errors[0]['ctx']['error']}"
-        return JSONResponse(error_body(message, None, "malformed_json"), 400)
+        return _unread(request, errors[0]["ctx"]["error"])
     fields = [".".join(str(part) for part in each["loc"][1:])[:60] for each in errors]
     messages = [each["msg"].removeprefix("Value error, ") for each in errors]
     lines = [f"{field}: {message}" for field, message in zip(fields, messages, strict=True)]
@@ -239,7 +239,16 @@ async def _malformed(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error_body(message, fields[0] or None, "invalid_value"), 400)
 
 
+def _unread(request: Request, reason: str) -> JSONResponse:
+    """The refusal of a body that can't be read as JSON. One that is encoded has that reason alone."""
+    if encoding := request.headers.get("content-encoding"):
+        reason = f"Content-Encoding {encoding[:20]} isn't decoded here, leave it out"
+    return JSONResponse(error_body(f"the body isn't whole JSON: {reason}", None, "malformed_json"), 400)
+
+
 async def _no_such_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if error.__cause__ is not None:  # FastAPI's words for what reading a body raises, but for errors of JSON's grammar
+        return _unread(request, _UNREADABLE.get(type(error.__cause__), "a number has too many digits"))
     message = f"{request.method} {request.url.path[:60]}: {error.detail}; the routes are listed at /openapi.json"
     return JSONResponse(error_body(message, None, None), error.status_code, error.headers)

@@ -1,6 +1,7 @@
 """The HTTP application and its door, in this process: forms of answers, refusals, streams, tokens, limits. No Ray."""
 
 import asyncio
+import gzip
 import json
 import re
 import threading
@@ -148,18 +149,40 @@ def test_refusals_name_the_field(served: Served, body: dict[str, Any], param: st
     assert words in error["message"]
 
 
+@pytest.mark.parametrize("content_type", ["application/json", "Application/JSON", "application/vnd.api+json"])
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "code", "words"),
     [
-        (b'{"prompt": "1"', "isn't whole JSON"),
-        (b"\xff\xfe", "JSON"),
-        (b"[]", "valid dictionary"),
-        (b'{"guidance_scale": NaN}', "finite"),
+        (b"", "not_json", "send a JSON object"),
+        (b'{"prompt": "1"', "malformed_json", "isn't whole JSON: Expecting"),
+        (b"\xff\xfe", "malformed_json", "JSON"),
+        (b'{"prompt": "\xe9"}', "malformed_json", "isn't UTF-8"),
+        (b"[" * 30_000, "malformed_json", "nested too deeply"),
+        (b'{"seed": %s}' % (b"9" * 5000), "malformed_json", "too many digits"),
+        (b"[]", "invalid_value", "valid dictionary"),
+        (b'{"guidance_scale": NaN}', "invalid_value", "finite"),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes, words: str) -> None:
-    answer = served.ask("POST", GENERATIONS, content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400 and words in error_of(answer)["message"]
+def test_a_body_that_is_no_request_is_refused(
+    served: Served, body: bytes, code: str, words: str, content_type: str
+) -> None:
+    answer = served.ask("POST", GENERATIONS, content=body, headers={"Content-Type": content_type})
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (400, code) and words in error["message"]
+
+
+def test_the_refusal_of_an_encoded_body_names_the_encoding(served: Served) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = served.ask("POST", GENERATIONS, content=gzip.compress(b'{"prompt": "7"}'), headers=headers)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (400, "malformed_json") and "Content-Encoding gzip" in error[
+        "message"
+    ]
+
+
+def test_a_body_of_another_type_is_refused(served: Served) -> None:
+    answer = served.ask("POST", GENERATIONS, content=b'{"prompt": "7"}', headers={"Content-Type": "text/plain"})
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "not_json")
 
 
 def test_a_drawn_seed_is_told_and_paints_the_same_again(served: Served) -> None:
