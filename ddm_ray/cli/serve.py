@@ -62,7 +62,7 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
         args = ServeArgs(run=Run.open(run_url).url, **others)
     except ValidationError as error:
         raise ConfigError(invalid_fields(error)) from None
-    args = require_servable(args, port, host, insecure, phrase)
+    require_servable(args, port, host, insecure, phrase)
     args = args.model_copy(update={"device": served_device(device, address)})
     prepare_serve(direct_ingress=find_haproxy() is not None)
     from ddm_ray.serve.cluster.server import serve_run  # torch and Ray
@@ -74,4 +74,4 @@ def serve(run_url: str, host: str, port: int, address: str | None, insecure: boo
             if share >= 1:
                 view.close()
 
-        serve_run(args, port, host, address, on_progress, phrase)
+        serve_run(args, port, host, address, insecure, on_progress, phrase)

@@ -46,12 +46,11 @@ from ddm_ray.serve.cluster.haproxy import find_haproxy
 prepare_serve(direct_ingress=find_haproxy() is not None)
 from ddm_ray.serve.cluster.server import serve_run
 from ddm_ray.serve.cluster.args import ServeArgs
-from ddm_ray.serve.cluster.servable import require_servable
 from ddm_ray.cli.fixes import phrase
 args, port, temp = sys.argv[1:]
 ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=f"{temp}/ray", log_to_driver=False)
 serve_run(
-    require_servable(ServeArgs.model_validate_json(args), int(port)), int(port), phrase=phrase,
+    ServeArgs.model_validate_json(args), int(port), phrase=phrase,
     on_progress=lambda share, note: print(f"start {share:.2f} {note}"),
 )
 """

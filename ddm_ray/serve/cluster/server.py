@@ -22,7 +22,7 @@ from ddm_ray.serve.cluster.args import ServeArgs
 from ddm_ray.serve.cluster.direct_ingress import local_replicas
 from ddm_ray.serve.cluster.gateway import Gateway
 from ddm_ray.serve.cluster.haproxy import find_haproxy
-from ddm_ray.serve.cluster.servable import opening_advice, sound_version
+from ddm_ray.serve.cluster.servable import opening_advice, require_servable, sound_version
 from ddm_ray.serve.cluster.start import CHECKED, RAY, SERVE, shown
 from ddm_ray.serve.engine.scheduler import REQUEST_TIMEOUT_S
 from ddm_ray.serve.engine.versions import Version
@@ -36,6 +36,7 @@ def serve_run(
     port: int,
     host: str = "127.0.0.1",
     address: str | None = None,
+    insecure: bool = False,
     on_progress: OnProgress = no_progress,
     phrase: Callable[[Fix], str] = str,
 ) -> None:
@@ -43,9 +44,10 @@ def serve_run(
 
     `on_progress` shows the start, which has ended at the share 1. `phrase` makes words of what refusals advise.
 
-    Call `environment.prepare_serve` before this module is imported, and pass `args` as `require_servable` returns them.
-    It runs on the Ray that `ray_session` finds for `address`. Raises as `sound_version`; ServeError if one runs there.
+    It runs on the Ray that `ray_session` finds for `address`; call `environment.prepare_serve` before this module is
+    imported. Raises as `require_servable` and `sound_version`, and ServeError if Serve is running there already.
     """
+    args = require_servable(args, port, host, insecure, phrase)
     version = sound_version(args, phase(on_progress, 0.0, CHECKED))
     on_progress(RAY, "starting Ray")
     with ray_session(address):
