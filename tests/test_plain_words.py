@@ -24,7 +24,7 @@ MAX_LINES = {
     "islands": 1960,
     "jobs": 2920,
     "models": 2440,
-    "pictures": 600,
+    "pictures": 605,
     "run": 1870,
     "sampling": 4650,
     "serve": 5185,

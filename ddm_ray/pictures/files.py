@@ -27,16 +27,22 @@ def write(picture: Image.Image, path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a path to write to: the file then appears complete at `path`, or not at all. An OSError names `path`."""
-    path = Path(path)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    """Yield a path to write to: the file then appears complete at `path`, or not at all. An OSError names `path`.
+
+    A link stays, and its file is replaced. A device or pipe is written to as it is.
+    """
+    target = Path(os.path.realpath(path))
+    is_file = target.is_file() or not target.exists()
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}") if is_file else target
     try:
         yield unfinished
-        unfinished.replace(path)
+        if is_file:
+            unfinished.replace(target)
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        if is_file:
+            unfinished.unlink(missing_ok=True)
 
 
 def to_file(picture: Image.Image, form: str, quality: int = QUALITY) -> bytes:

@@ -1,6 +1,7 @@
 """Pictures as files: in the format of their ending, whole or not at all, under names that say what they show."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,19 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x.html'"):
         write_text()
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_link_stays_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "there.html").write_text("before")
+    (tmp_path / "link.html").symlink_to(tmp_path / "there.html")
+    os.mkfifo(tmp_path / "pipe")
+    reading = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("link.html", "pipe"):
+        with whole_file(tmp_path / name) as unfinished:
+            unfinished.write_text("after")
+    assert (tmp_path / "link.html").is_symlink() and (tmp_path / "there.html").read_text() == "after"
+    assert os.read(reading, 9) == b"after" and (tmp_path / "pipe").is_fifo()
+    os.close(reading)
 
 
 @pytest.mark.parametrize(
