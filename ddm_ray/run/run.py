@@ -342,7 +342,8 @@ def read_config(data: bytes, where: str) -> RunConfig:
     """The configuration in the run.json at `where`. Raises CorruptArtifact, RunError and ConfigError."""
     body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
     if body["schema"] != SCHEMA:
-        raise RunError(f"{where}: schema {printable(body['schema'], 20)}, this version of ddm-ray reads {SCHEMA}")
+        schema = f"schema {printable(body['schema'], 20)}, this version of ddm-ray reads {SCHEMA}"
+        raise RunError(f"{where}: {schema}", "use the version that wrote it")
     return parse_config(body["config"], where)
 
 
