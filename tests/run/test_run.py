@@ -101,7 +101,8 @@ def test_another_schema_or_form_of_run_file(run: Run) -> None:
     path = Path(run.url) / "run.json"
     fields = run.config.model_dump(mode="json")
     path.write_bytes(sign({"schema": 1, "config": fields}))
-    with pytest.raises(RunError, match=f"^{path}: schema 1, this version of ddm-ray reads {SCHEMA}; use the version that wrote it$"):
+    reads = f"this version of ddm-ray reads {SCHEMA}; use the version that wrote it"
+    with pytest.raises(RunError, match=f"^{path}: schema 1, {reads}$"):
         Run.open(run.url)
     path.write_bytes(sign({"schema": SCHEMA, "config": {**fields, "nmae": "x"}}))
     with pytest.raises(ConfigError, match=f"^{path}: nmae: unknown key; did you mean name\\?$"):
