@@ -9,6 +9,9 @@ from functools import cached_property
 from ddm_ray.config import DataConfig
 from ddm_ray.plain_text import name_form, places, stripped
 
+CLASSES = ("label", "labels", "fine_label", "class", "cls")
+TEXTS = ("text", "caption", "prompt")
+"""Usual names of what states a class or a text, in columns and in JSON; the first one that is there counts."""
 MAX_LETTERS = 2**16
 """Maximum length of a caption."""
 _NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
@@ -47,12 +50,19 @@ class Conditions:
         """True if the run only counts its classes, without names."""
         return self.config.classes_are_counted
 
+    @property
+    def usual(self) -> tuple[str, ...]:
+        """Usual names of what states a condition."""
+        return TEXTS if self.captions else CLASSES
+
     def of(self, stated: object) -> int | str:
         """The condition for a source's label, class name or caption.
 
         Raises ValueError with the reason if there is none.
         """
         stated = stripped(stated) if isinstance(stated, str) else _whole_number(stated)
+        if isinstance(stated, str) and "\0" in stated:
+            raise ValueError(f"{stated!r:.60} has NUL characters, as UTF-16 read as UTF-8 has; convert it to UTF-8")
         if self.captions:
             if not isinstance(stated, str) or not stated:
                 raise ValueError("no caption" if stated is None or isinstance(stated, str) else "caption is not a text")
@@ -71,6 +81,11 @@ class Conditions:
         if not 0 <= stated < num_classes:
             raise ValueError(f"label {int(stated)} is not in 0..{num_classes - 1}")
         return int(stated) if self.numbered is None else self._by_name(self.numbered[stated])
+
+    def number_or_name(self, text: str) -> int | str:
+        """What a file that holds a label alone states: a number, also written as 3.0, unless a class is called 3.0."""
+        number = _NUMBER.fullmatch(text)
+        return text if not number or ("." in text and name_form(text) in self._labels) else int(number[1])
 
     def _by_name(self, name: str) -> int:
         label = self._labels.get(name_form(name))

@@ -21,8 +21,6 @@ from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
 
 IMAGES = ("image", "img", "jpg", "png")
-CLASSES = ("label", "labels", "fine_label", "class", "cls")
-TEXTS = ("text", "caption", "prompt")
 FIXES = {
     "encoded images": "store the bytes of image files in it, as binary; paths and arrays aren't read",
     "texts": "cast it to string",
@@ -215,7 +213,7 @@ def _columns(schema: pa.Schema, conditions: Conditions, where: str) -> tuple[str
     image = _column(schema, images, config.image_column, IMAGES, "image_column", "encoded images", where)
     if not conditions.needed:
         return image, None
-    usual, what = (TEXTS, "texts") if conditions.captions else (CLASSES, "labels")
+    usual, what = conditions.usual, "texts" if conditions.captions else "labels"
     fits = _is_text if conditions.captions else _is_label
     named = [field.name for field in schema if fits(field.type)]
     # A column of numbers or texts may mean anything, so its type alone doesn't make it the condition.

@@ -19,8 +19,6 @@ from ddm_ray.plain_text import from_utf8, stripped
 from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
 
-TEXT_KEYS = ("caption", "text")
-CLASS_KEYS = ("label", "cls", "class")
 TWICE = "its key comes twice in the tar: pack it sorted: `find FOLDER -type f | LC_ALL=C sort | tar -cf NEW.tar -T -`"
 STATED_BYTES = 4 * 2**20
 """Maximum size of a member that states a condition."""
@@ -280,16 +278,19 @@ def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
     chosen, plain = conditions.config.condition_column, _plain(conditions)
     if plain != "json" and (content := members.get(plain)) is not None:
         text = stripped(_text(content, plain))
-        return text if conditions.captions or not text.lstrip("+-").isdecimal() else int(text)
+        return text if conditions.captions else conditions.number_or_name(text)
     if (content := members.get("json")) is None:
         return None
     try:
         fields = json.loads(_text(content, "json"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its json can't be read: {rejection(error)}") from None
-    keys = (chosen,) if chosen and chosen != "json" else TEXT_KEYS if conditions.captions else CLASS_KEYS
+    keys = (chosen,) if chosen and chosen != "json" else conditions.usual
     if not isinstance(fields, dict):
         raise ValueError("its json has no fields")
+    if fields and not set(keys) & fields.keys():
+        what, there = "caption" if conditions.captions else "label", some([f"{key!r:.40}" for key in fields])
+        raise ValueError(f"no {what} among {there} of its json; data.condition_column=NAME chooses one")
     return next((fields[key] for key in keys if fields.get(key) is not None), None)
 
 
