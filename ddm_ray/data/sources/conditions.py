@@ -83,7 +83,7 @@ class Conditions:
         return int(stated) if self.numbered is None else self._by_name(self.numbered[stated])
 
     def number_or_name(self, text: str) -> int | str:
-        """What a file that holds a label alone states: a number, also written as 3.0, unless a class is called 3.0."""
+        """The number that a label's file states, also written as 3.0 unless a class is called so; or else the text."""
         number = _NUMBER.fullmatch(text)
         return text if not number or ("." in text and name_form(text) in self._labels) else int(number[1])
 

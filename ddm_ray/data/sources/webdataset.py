@@ -289,8 +289,8 @@ def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
     if not isinstance(fields, dict):
         raise ValueError("its json has no fields")
     if fields and not set(keys) & fields.keys():
-        what, there = "caption" if conditions.captions else "label", some([f"{key!r:.40}" for key in fields])
-        raise ValueError(f"no {what} among {there} of its json; data.condition_column=NAME chooses one")
+        what, names = "caption" if conditions.captions else "label", some([f"{key!r:.40}" for key in fields])
+        raise ValueError(f"no {what} among {names} of its json; data.condition_column=NAME chooses one")
     return next((fields[key] for key in keys if fields.get(key) is not None), None)
 
 
