@@ -35,7 +35,6 @@ MAX_PIXELS = 89_478_485
 DIM = "it has 16 bits and no value above 4095, so it is nearly black; if its values have 12 bits, multiply them by 16"
 CLEAR = "its transparent colour has 16 bits, of which the last 8 aren't compared"
 HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"heif", b"mif1", b"msf1"})
-"""Kinds of HEIC, after `ftyp`. The last ones may be AVIF."""
 DECODER_ERRORS = (
     OSError,
     SyntaxError,

@@ -50,11 +50,6 @@ class Conditions:
         """True if the run only counts its classes, without names."""
         return self.config.classes_are_counted
 
-    @property
-    def usual(self) -> tuple[str, ...]:
-        """Usual names of what states a condition."""
-        return TEXTS if self.captions else CLASSES
-
     def of(self, stated: object) -> int | str:
         """The condition for a source's label, class name or caption.
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ddm_ray.data.sources import chunks
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Listing, Unit, chunked
 from ddm_ray.data.sources.collection import Collection, Format
-from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.conditions import CLASSES, TEXTS, Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import DataError
 from ddm_ray.parsing import parse_object
@@ -213,7 +213,7 @@ def _columns(schema: pa.Schema, conditions: Conditions, where: str) -> tuple[str
     image = _column(schema, images, config.image_column, IMAGES, "image_column", "encoded images", where)
     if not conditions.needed:
         return image, None
-    usual, what = conditions.usual, "texts" if conditions.captions else "labels"
+    usual, what = (TEXTS, "texts") if conditions.captions else (CLASSES, "labels")
     fits = _is_text if conditions.captions else _is_label
     named = [field.name for field in schema if fits(field.type)]
     # A column of numbers or texts may mean anything, so its type alone doesn't make it the condition.

@@ -172,9 +172,8 @@ def test_a_tar_that_ends_early_says_so(tmp_path):
         (lambda content: b"garbage, no tar at all" * 1000, 0),
         (lambda content: content[: 512 * 20] + bytes(512) + content[512 * 21 :], 5),
         (lambda content: content[: 512 * 20] + b"x" * 512 + content[512 * 21 :], 5),
-        (lambda content: content + content, 20),
     ],
-    ids=["garbage", "a header of zeros", "a garbage header", "two in one"],
+    ids=["garbage", "a header of zeros", "a garbage header"],
 )
 def test_what_is_lost_in_a_damaged_tar_is_not_lost_silently(tmp_path, damage, usable):
     path = write_tar(tmp_path, 20)
