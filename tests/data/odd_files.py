@@ -171,6 +171,7 @@ byte-order mark. Names are compared in one form, so that the `é` of a Mac is th
 
 A source with folders or files called `train`, `val` and `test`, or `train2017` and `test_images`, at any depth, asks
 which of these the run is of: `data.split=train`, or `all`. A class called `train` beside others asks nothing.
+Classes called `train` and `dev` beside others have to be named: `data.class_names=[bus, train, dev]`.
 A run may lie in the folder of its own images: what it contains isn't read.
 
 Links are followed. A link to nothing is left out; pipes, sockets, devices and circular links are skipped.
