@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import get_args
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from ddm_ray.core.names import FitName
@@ -33,6 +33,8 @@ FITS: tuple[FitName, ...] = get_args(FitName)
 MAX_PIXELS = 89_478_485
 """Maximum pixels of an image: the limit above which Pillow warns of a decompression bomb."""
 DIM = "it has 16 bits and no value above 4095, so it is nearly black; if its values have 12 bits, multiply them by 16"
+CLEAR = "its transparent colour has 16 bits, of which the last 8 aren't compared"
+HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"heif", b"mif1", b"msf1"})
 DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -81,17 +83,37 @@ def decode(
     first shrunk to no less than twice the size. What the image loses is appended to `remarks`. Raises one of
     DECODER_ERRORS, also for a file that ends early, and for more than MAX_PIXELS; `rejection` turns it into a line.
     """
-    if not encoded:
-        raise ValueError("empty file")
-    if encoded.startswith(LFS_POINTER):
-        raise ValueError(NOT_FETCHED)
-    remarks = [] if remarks is None else remarks
+    encoded, remarks = encoded or b"", [] if remarks is None else remarks
     try:
         return _decoded(encoded, shape, fit, remarks)
     except DECODER_ERRORS as error:
         if not encoded.startswith(_PNG):
             raise
         return _decoded_alone(encoded, shape, fit, remarks, error)
+
+
+def open_image(encoded: bytes) -> Image.Image:
+    """An image of which the header is read. Raises one of DECODER_ERRORS."""
+    if not encoded:
+        raise ValueError("empty file")
+    if encoded.startswith(LFS_POINTER):
+        raise ValueError(NOT_FETCHED)
+    try:
+        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise UnidentifiedImageError(_unknown(encoded[:32])) from None
+
+
+def _unknown(start: bytes) -> str:
+    """Why a file that begins so isn't read."""
+    if start[4:8] == b"ftyp" and start[8:12] in HEIC and b"avif" not in start:
+        return "HEIC, or HEIF, whatever its name; convert it to JPEG or PNG"
+    if start.startswith((b"\xff\x0a", b"\0\0\0\x0cJXL ")):
+        return "JPEG XL, whatever its name; convert it to JPEG or PNG"
+    for form in FORMATS:
+        if (accepts := Image.OPEN[form][1]) and accepts(start[:16]) is True:
+            return f"{form} that ends early, is damaged, or is of a kind that isn't read"
+    return "not an image of a known format"
 
 
 def _decoded_alone(
@@ -132,7 +154,7 @@ def _with_chunks(encoded: bytes, needed: Collection[bytes]) -> tuple[bytes, set[
 def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks: list[str]) -> np.ndarray:
     num_channels, height, width = shape
     mode = MODES[num_channels]
-    with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
+    with open_image(encoded) as opened:
         if opened.width * opened.height > MAX_PIXELS:
             raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels are more than {MAX_PIXELS}")
         extent: Sequence[float] | None = None  # the exact size, if it isn't the number of pixels
@@ -144,14 +166,16 @@ def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks:
             opened.info.setdefault("icc_profile", profile_of_jp2(encoded))
         with suppress(*DECODER_ERRORS):  # of damaged EXIF
             remarks += filter(None, [unread_colours(opened, encoded)])
-        if _has_16_bits(opened, opened.format) and max(np.ravel(opened.getextrema())) < 2**12:
+        levels = _levels(opened)
+        if levels == (0, 65535) and _is_dim(opened):
             remarks.append(DIM)
+        remarks += filter(None, [_scale_clear(opened, encoded)])
         turn = _orientation(opened)
         size = (height, width) if turn in _SIDEWAYS else (width, height)
         if opened.width * opened.height > _LARGE:
-            image = _shrunk(opened, extent or opened.size, mode, size, fit, remarks)
+            image = _shrunk(opened, extent or opened.size, mode, size, fit, levels, remarks)
         else:
-            image = _plain(opened, mode, opened.format, remarks)
+            image = _plain(opened, mode, levels, remarks)
             if extent:
                 image = image.resize(_inner(extent, size, fit), Image.Resampling.BICUBIC, _box(extent, size, fit))
     image = image.transpose(_UPRIGHT[turn]) if turn in _UPRIGHT else image
@@ -169,10 +193,7 @@ def _decoded(encoded: bytes, shape: tuple[int, int, int], fit: FitName, remarks:
 
 def rejection(error: BaseException) -> str:
     """One line on why an image can't be used; the same error gives the same line."""
-    if isinstance(error, UnidentifiedImageError):
-        text = "not an image of a known format"  # Pillow's message contains a memory address
-    else:
-        text = one_line(re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "the file", str(error)))
+    text = one_line(re.sub(r"<[^<>]* at 0x[0-9a-f]+>", "the file", str(error)))
     text = text.encode("utf-8", "backslashreplace").decode()
     return f"{type(error).__name__}: {text[:_MAX_LETTERS]}".removesuffix(": ")
 
@@ -222,6 +243,7 @@ def _shrunk(
     mode: str,
     size: tuple[int, int],
     fit: FitName,
+    levels: tuple[int, int] | None,
     remarks: list[str],
 ) -> Image.Image:
     """The shown part of a large loaded image, in mode L or RGB, resized. `extent`: the image's exact size.
@@ -235,19 +257,22 @@ def _shrunk(
     rows = factor * max(1, _BAND // (factor * (end_x - x)))
     for start in range(y, end_y, rows):
         of_band: list[str] = []
-        band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, image.format, of_band)
+        band = _plain(image.crop((x, start, end_x, min(start + rows, end_y))), mode, levels, of_band)
         remarks += [remark for remark in of_band if remark not in remarks]  # each band says the same
         reduced.paste(band.reduce(factor), (0, (start - y) // factor))
     box = ((left - x) / factor, (top - y) / factor, (right - x) / factor, (bottom - y) / factor)
     return reduced.resize(inner, Image.Resampling.BICUBIC, box)
 
 
-def _plain(image: Image.Image, mode: str, form: str | None, remarks: list[str]) -> Image.Image:
-    """A loaded image, or a part of one, in sRGB and in mode L or RGB. `form`: the format of its file."""
-    if _has_16_bits(image, form):
+def _plain(image: Image.Image, mode: str, levels: tuple[int, int] | None, remarks: list[str]) -> Image.Image:
+    """A loaded image, or a part of one, in sRGB and in mode L or RGB. `levels`: see `_levels`."""
+    if levels:
         # Pillow's own conversion to 8 bits clips instead of scaling.
-        scaled = np.rint(np.asarray(image).astype(np.float32).clip(0, 65535) / 257)
-        info, image = image.info, Image.fromarray(scaled.astype(np.uint8))
+        values, (black, white) = np.asarray(image), levels
+        scaled = np.rint((values.astype(np.float32) - black) / ((white - black) / 255)).clip(0, 255)
+        info, image = image.info.copy(), Image.fromarray(scaled.astype(np.uint8))
+        if isinstance(clear := info.pop("transparency", None), int):
+            image.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
         image.info = info
     if image.mode in ("I", "F"):
         raise ValueError(f"mode {image.mode}: 32-bit values have no range that is white and black for all files")
@@ -256,13 +281,37 @@ def _plain(image: Image.Image, mode: str, form: str | None, remarks: list[str]) 
         remarks.append(remark)
     if image.has_transparency_data:
         coloured = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, coloured).convert(mode)
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), coloured).convert(mode)
     return image.convert(mode)
 
 
-def _has_16_bits(image: Image.Image, form: str | None) -> bool:
-    return image.mode.startswith("I;16") or (image.mode == "I" and form in ("PNG", "PPM"))
+def _levels(image: Image.Image) -> tuple[int, int] | None:
+    """The values that are black and white in a loaded image of more than 8 bits; None for others."""
+    if not image.mode.startswith("I;16") and (image.mode != "I" or image.format not in ("PNG", "PPM")):
+        return None
+    tags = getattr(image, "tag_v2", {})
+    most = 2 ** tags.get(ExifTags.Base.BitsPerSample, (16,))[0] - 1
+    return (most, 0) if tags.get(ExifTags.Base.PhotometricInterpretation) == 0 else (0, most)
+
+
+def _is_dim(image: Image.Image) -> bool:
+    """True if no value of a loaded image of 16 bits has more than 12."""
+    rows = max(1, _BAND // image.width)
+    bands = (image.crop((0, y, image.width, min(y + rows, image.height))) for y in range(0, image.height, rows))
+    return all(np.asarray(band).max() < 2**12 for band in bands)
+
+
+def _scale_clear(image: Image.Image, encoded: bytes) -> str:
+    """Give a PNG's transparent colour the levels of the loaded pixels. A remark if that loses something, else ""."""
+    clear = image.info.get("transparency")
+    bits = encoded[24] if image.format == "PNG" else 8
+    if bits < 8 and image.mode == "L" and isinstance(clear, int):
+        most = 2**bits - 1
+        image.info["transparency"] = (clear & most) * 255 // most
+    elif bits > 8 and isinstance(clear, tuple):
+        image.info["transparency"] = tuple(level >> 8 for level in clear)
+        return CLEAR
+    return ""
 
 
 def _orientation(image: Image.Image) -> int:

@@ -23,6 +23,7 @@ from tests.data.odd_pictures import (
     odd_metadata,
     of_another_format,
     saved,
+    tiffs_of_many_bits,
     told_in_another_way,
     transparent,
     turned,
@@ -66,6 +67,7 @@ KINDS = [
     Kind("the profile of sRGB", "read", "as without it", with_usual_profiles),
     Kind("an orientation in EXIF, or in XMP", "read", "upright", turned),
     Kind("16 bits with values of 12 bits", "read", "nearly black: multiply them by 16", dim),
+    Kind("TIFF of 12 bits, in big-endian order, or with 0 for white", "read", "by its header", tiffs_of_many_bits),
     Kind("moving pictures, and files of several pages", "read", "the first frame", moving),
     Kind(
         "long or damaged metadata: texts, EXIF, XMP, profiles", "read", "the pixels; metadata are dropped", odd_metadata
@@ -87,6 +89,22 @@ KINDS = [
         "fetch the picture again",
         each(b"<html>not found</html>", "page.jpg", "page.png"),
         "UnidentifiedImageError: not an image of a known format",
+    ),
+    Kind(
+        "HEIC and HEIF with the ending of another format",
+        "left out",
+        "convert them to JPEG or PNG",
+        each(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(300), "IMG_7.jpg", "IMG_8.png"),
+        "UnidentifiedImageError: HEIC, or HEIF, whatever its name; convert it",
+    ),
+    Kind(
+        "JPEG XL with the ending of another format",
+        "left out",
+        "convert them to JPEG or PNG",
+        lambda: (
+            OddFile(f"xl-{start[0]}.jpg", start + bytes(99)) for start in (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
+        ),
+        "UnidentifiedImageError: JPEG XL, whatever its name; convert it",
     ),
     Kind(
         "a pointer of Git LFS",
@@ -138,15 +156,22 @@ that are left out with a reason, or files that are skipped. `ddm init` and `ddm 
 `ddm prepare` stops; `--max-rejected` allows more.
 """
 TAIL = """\
+Damage that leaves a file readable can't be told from what was photographed: zeros in the middle of a WebP, AVIF, BMP,
+PPM or uncompressed TIFF are black or smeared, and so is the rest of a JPEG that another program has closed. Compare
+checksums where a disk or a download is in doubt.
+
 A tar is left out from where it ends early, with a reason. Several images of one key count as that many losses: the key
 of a member ends at the first dot of its name. Beside `IMG.png`, `IMG.1.png` is a loss, and
 `IMG.mask.png` is none, since words tell what a member is for. `data.image_column=png` says that others aren't meant.
+Pictures in hidden or systems' folders of a tar, and hidden ones, are skipped and counted. Links in a tar aren't
+followed: their samples are left out. Two tars that `cat` joined, and a compressed file called `.tar`, are errors.
 
 Labels may be whole numbers of any type (also `3.0`), texts, or truth values. Text files are UTF-8, with or without a
 byte-order mark. Names are compared in one form, so that the `é` of a Mac is that of your keyboard.
 
 A source with folders or files called `train`, `val` and `test`, or `train2017` and `test_images`, at any depth, asks
 which of these the run is of: `data.split=train`, or `all`. A class called `train` beside others asks nothing.
+Classes called `train` and `dev` beside others have to be named: `data.class_names=[bus, train, dev]`.
 A run may lie in the folder of its own images: what it contains isn't read.
 
 Links are followed. A link to nothing is left out; pipes, sockets, devices and circular links are skipped.

@@ -86,6 +86,33 @@ def transparent() -> Iterator[OddFile]:
         yield OddFile(f"clear-{form}.{ending(form)}", saved(clear, form), WHITE)
     yield OddFile("clear-P.png", saved(Image.new("P", (24, 20)), "PNG", transparency=0), WHITE)
     yield OddFile("clear-P.gif", saved(Image.new("P", (24, 20)), "GIF", transparency=0), WHITE)
+    for bits in (2, 4, 16):
+        yield OddFile(f"clear-L{bits}.png", raw_png(bits, 0, b"\x55", clear=0x5555 % 2**bits), WHITE)
+    yield OddFile("alike-L16.png", raw_png(16, 0, bytes([GREY, GREY]), clear=GREY), (GREY,) * 3)
+    yield OddFile("clear-RGB16.png", raw_png(16, 2, b"\x55", clear=0x5555), WHITE)
+    yield OddFile("unlike-RGB16.png", raw_png(16, 2, bytes([GREY]), clear=0x5500 + GREY), (GREY,) * 3)
+
+
+def raw_png(bits: int, kind: int, pattern: bytes, clear: int) -> bytes:
+    """A PNG of 24 x 20 pixels of `bits`, all of this pattern; `kind` 0 is grey, 2 is RGB. `clear` is transparent."""
+    channels = 1 + kind
+    row = b"\0" + pattern * (24 * channels * bits // 8 // len(pattern))
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 24, 20, bits, kind, 0, 0, 0))
+    tail = chunk(b"IDAT", zlib.compress(row * 20)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"tRNS", struct.pack(">H", clear) * channels) + tail
+
+
+def tiffs_of_many_bits() -> Iterator[OddFile]:
+    """Big-endian ones, ones in which 0 is white, and ones of 12 bits."""
+    values = np.full((20, 24), GREY * 257, np.uint16)
+    plain = saved(Image.fromarray(values), "TIFF")
+    twelve = plain.replace(struct.pack("<HHIH", 258, 3, 1, 16), struct.pack("<HHIH", 258, 3, 1, 12))
+    twelve = twelve.replace(values.tobytes(), (b"\x6a\x66\xa6" * 240).ljust(960))
+    assert twelve.count(b"\x6a\x66\xa6") == 240
+    inverted = saved(Image.fromarray(65535 - values), "TIFF", tiffinfo={262: 0})
+    files = {"big-endian": saved(Image.fromarray(values.astype(">u2")), "TIFF"), "white-is-0": inverted, "12": twelve}
+    for name, data in files.items():
+        yield OddFile(f"bits-{name}.tif", data, (GREY,) * 3, within=1)
 
 
 def with_profiles() -> Iterator[OddFile]:
@@ -194,6 +221,9 @@ def cut_short() -> Iterator[OddFile]:
         data = saved(noise, form)
         for share in (0.3, 0.6):
             yield OddFile(f"cut-{share}-{form}.{ending(form)}", data[: int(share * len(data))])
+    for way in ("tiff_lzw", "tiff_adobe_deflate", "jpeg"):
+        data = saved(noise, "TIFF", compression=way)
+        yield OddFile(f"cut-{way}.tif", data[: len(data) // 2])
 
 
 def damaged_chunks() -> Iterator[OddFile]:

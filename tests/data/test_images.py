@@ -209,11 +209,12 @@ def test_broken_images_are_refused_in_a_line_that_stays_the_same(kind):
         (None, "ValueError: empty file"),
         (b"", "ValueError: empty file"),
         (b"no image at all", "UnidentifiedImageError: not an image of a known format"),
+        (encoded(flat((9, 8, 7)), "AVIF")[:200], "UnidentifiedImageError: AVIF that ends early, is damaged, or is of"),
         (header_only(30_000, 3_000), f"DecompressionBombError: 30000 x 3000 pixels are more than {MAX_PIXELS}"),
         (encoded(flat((1,), "F"), "TIFF"), "ValueError: mode F: 32-bit values have no range that is white and"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "UnidentifiedImageError: not"),
     ],
-    ids=["none", "empty", "text", "bomb", "floats", "PostScript"],
+    ids=["none", "empty", "text", "AVIF", "bomb", "floats", "PostScript"],
 )
 def test_reasons(content, reason):
     with pytest.raises(DECODER_ERRORS) as error:

@@ -55,6 +55,7 @@ def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None =
     decode_batch = partial(_decode, rows, pixels_NHWC, config.fit)
     decoded = pool.map(decode_batch, batches) if pool else map(decode_batch, batches)
     answers = [answer for batch in decoded for answer in batch]
+    both = list(zip(rows, answers, strict=True))
     usable = [place for place, answer in enumerate(answers) if not answer.reason]
     conditions: list[Any] = [rows[place].condition for place in usable]
     pixels_NHWC = pixels_NHWC if len(usable) == len(rows) else pixels_NHWC[usable]
@@ -65,10 +66,8 @@ def decode_rows(rows: list[Encoded], config: DataConfig, pool: Executor | None =
         content_hashes=[sha256(rows[place].image or b"") for place in usable],
         conditions=conditions,
         pixels_NHWC=pixels_NHWC,
-        rejected=[
-            {"id": row.id, "reason": each.reason} for row, each in zip(rows, answers, strict=True) if each.reason
-        ],
-        losses=[{"id": row.id, "reason": each.remark} for row, each in zip(rows, answers, strict=True) if each.remark],
+        rejected=[{"id": row.id, "reason": each.reason} for row, each in both if each.reason],
+        losses=[{"id": row.id, "reason": why} for row, each in both for why in (each.remark, row.remark) if why],
         scenes=[rows[place].scene or rows[place].id for place in usable],
         thumbnails=thumbnails,
     )

@@ -37,7 +37,7 @@ class Encoded:
     """A row as the source has it: the image's file, and a label 0..num_classes-1 or a caption.
 
     `id` is unique in the source. `problem`: the reason why the row can't be used, if it can't. `scene`: rows of one
-    scene are either all held out or none is; None: the row is its own scene.
+    scene are either all held out or none is; None: the row is its own scene. `remark`: on what is lost.
     """
 
     id: str
@@ -45,6 +45,7 @@ class Encoded:
     condition: int | str | None
     problem: str | None = None
     scene: str | None = None
+    remark: str | None = None
 
 
 EncodedChunk = Chunk[list[Encoded]]

@@ -9,6 +9,9 @@ from functools import cached_property
 from ddm_ray.config import DataConfig
 from ddm_ray.plain_text import name_form, places, stripped
 
+CLASSES = ("label", "labels", "fine_label", "class", "cls")
+TEXTS = ("text", "caption", "prompt")
+"""Usual names of what states a class or a text, in columns and in JSON; the first one that is there counts."""
 MAX_LETTERS = 2**16
 """Maximum length of a caption."""
 _NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
@@ -53,6 +56,8 @@ class Conditions:
         Raises ValueError with the reason if there is none.
         """
         stated = stripped(stated) if isinstance(stated, str) else _whole_number(stated)
+        if isinstance(stated, str) and "\0" in stated:
+            raise ValueError(f"{stated!r:.60} has NUL characters, as UTF-16 read as UTF-8 has; convert it to UTF-8")
         if self.captions:
             if not isinstance(stated, str) or not stated:
                 raise ValueError("no caption" if stated is None or isinstance(stated, str) else "caption is not a text")
@@ -71,6 +76,11 @@ class Conditions:
         if not 0 <= stated < num_classes:
             raise ValueError(f"label {int(stated)} is not in 0..{num_classes - 1}")
         return int(stated) if self.numbered is None else self._by_name(self.numbered[stated])
+
+    def number_or_name(self, text: str) -> int | str:
+        """The number that a label's file states, also written as 3.0 unless a class is called so; or else the text."""
+        number = _NUMBER.fullmatch(text)
+        return text if not number or ("." in text and name_form(text) in self._labels) else int(number[1])
 
     def _by_name(self, name: str) -> int:
         label = self._labels.get(name_form(name))

@@ -1,6 +1,5 @@
 """A first look at a source on this disk: its contents, and whether a run can use them. Reads little."""
 
-import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,10 +7,9 @@ from itertools import islice
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image
 
 from ddm_ray.config import DataConfig, RunConfig
-from ddm_ray.data.images import DECODER_ERRORS, FORMATS, rejection
+from ddm_ray.data.images import DECODER_ERRORS, open_image, rejection
 from ddm_ray.data.sources import is_here, open_source
 from ddm_ray.data.sources.chunks import Encoded, Listing, Source, Unit
 from ddm_ray.data.sources.collection import Collection, ending, format_of
@@ -163,7 +161,7 @@ def _heads(rows: list[Encoded]) -> tuple[list[tuple[int, int]], list[tuple[str, 
         problem = row.problem
         if problem is None:
             try:
-                with Image.open(io.BytesIO(row.image or b""), formats=FORMATS) as image:
+                with open_image(row.image or b"") as image:
                     sizes.append(image.size)
             except DECODER_ERRORS as error:
                 problem = rejection(error)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ddm_ray.data.sources import chunks
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Listing, Unit, chunked
 from ddm_ray.data.sources.collection import Collection, Format
-from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.conditions import CLASSES, TEXTS, Conditions
 from ddm_ray.data.sources.files import Files, refusals
 from ddm_ray.errors import DataError
 from ddm_ray.parsing import parse_object
@@ -21,8 +21,6 @@ from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
 
 IMAGES = ("image", "img", "jpg", "png")
-CLASSES = ("label", "labels", "fine_label", "class", "cls")
-TEXTS = ("text", "caption", "prompt")
 FIXES = {
     "encoded images": "store the bytes of image files in it, as binary; paths and arrays aren't read",
     "texts": "cast it to string",

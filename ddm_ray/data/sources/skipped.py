@@ -35,6 +35,11 @@ def why_skipped(name: str) -> str:
     return HIDDEN if name.startswith(".") or name.casefold() in SYSTEM_FILES else ""
 
 
+def why_path_skipped(path: str) -> str:
+    """The same of a file by its folders and its name."""
+    return next((why for part in path.split("/") if part.strip(".") and (why := why_skipped(part))), "")
+
+
 def unread(ignored: Mapping[str, int]) -> tuple[list[str], list[str]]:
     """Lines on files that aren't read, by the reason (`Listing.ignored`): to say if all are hidden, else to warn."""
     counts = sorted(ignored.items(), key=lambda each: -each[1])
@@ -69,9 +74,8 @@ def without_skipped(sizes: dict[str, int], runs: set[str]) -> tuple[dict[str, in
     """The files that aren't skipped, and how many are, by the reason. `runs`: folders below the root that are runs."""
     kept, skipped = dict[str, int](), Counter[str]()
     for path, size in sizes.items():
-        parts = path.split("/")
         within = next((run for run in runs if path.startswith(f"{run}/")), None)
-        why = RUNS.format(within) if within else next(filter(None, map(why_skipped, parts)), "")
+        why = RUNS.format(within) if within else why_path_skipped(path)
         if why:
             skipped[why] += 1
         else:

@@ -95,9 +95,9 @@ def of_split(
         alone = len(named) == sum("/" in path for path in sizes)
         asks = _asks(set(named.values()), alone, classes) if by_folder else len(counts) > 1
         if asks and len({named[path].split for path in known if path in named}) < 2:
+            problem += "" if alone or classes is None else ", unless data.class_names names classes that are called so"
             raise DataError(f"{problem}; data.split chooses one of them, or {ALL}", fix)
-        return dict(sizes)
-    if split == ALL:
+    if split in (None, ALL):
         return dict(sizes)
     name = NAMES.get(split.casefold(), split)
     if name not in counts:

@@ -2,8 +2,10 @@
 
 import json
 import tarfile
+from collections import Counter
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import IO, Any, cast
 
 from pyarrow import NativeFile
@@ -13,19 +15,24 @@ from ddm_ray.data.reasons import CUT
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.collection import extension as extension_of
-from ddm_ray.data.sources.conditions import Conditions
+from ddm_ray.data.sources.conditions import CLASSES, TEXTS, Conditions
 from ddm_ray.data.sources.files import as_source_error
+from ddm_ray.data.sources.skipped import unread, why_path_skipped
+from ddm_ray.errors import DataError
 from ddm_ray.plain_text import from_utf8, stripped
 from ddm_ray.spelling import some
 from ddm_ray.store.refusals import refusal
 
-TEXT_KEYS = ("caption", "text")
-CLASS_KEYS = ("label", "cls", "class")
 TWICE = "its key comes twice in the tar: pack it sorted: `find FOLDER -type f | LC_ALL=C sort | tar -cf NEW.tar -T -`"
+JOINED = "another archive follows its end, as after `cat`; keep them apart, or join them by `tar -Af A.tar B.tar`"
+LINK = "a link, which isn't read; pack a copy without links, of `cp -rL FOLDER COPY`"
+PACKERS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"(\xb5/\xfd": "zstd"}
+"""Programs by the first bytes of what they compress. No member's name begins so."""
 STATED_BYTES = 4 * 2**20
 """Maximum size of a member that states a condition."""
 HEADER_BYTES = 2**18
 """Maximum size of what may precede a member's header: a long name, or pax fields."""
+Rows = Iterator[tuple[Encoded, float]]
 _BEFORE_MEMBERS = {
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -50,18 +57,21 @@ class WebDataset(Format):
         files, (path,), (size,) = source.files, unit.files, unit.sizes
         files.check(path, size)
         with as_source_error(files.where(path)), files.open(path) as stream:
-            rows = _rows(_Counted(stream), path, size, source.conditions)
+            counted = _Counted(stream, files.where(path))
+            rows = _with_skipped(_rows(counted, path, size, source.conditions), counted.skipped, path)
             yield from chunked(rows, source.chunk_rows, skip)
 
 
 class _Counted:
-    """A stream that counts the bytes read from it."""
+    """A tar that counts the bytes read from it. `skipped`: pictures in it that are skipped, by the reason."""
 
-    def __init__(self, stream: NativeFile):
-        self._stream, self.place = stream, 0
+    def __init__(self, stream: NativeFile, where: str):
+        self._stream, self.where, self.place, self.skipped = stream, where, 0, Counter[str]()
 
     def read(self, size: int) -> bytes:
-        piece = self._stream.read(size)
+        piece: bytes = self._stream.read(size)
+        if self.place == 0 and (packer := next((PACKERS[start] for start in PACKERS if piece.startswith(start)), None)):
+            raise DataError(f"{self.where}: is compressed by {packer}, not a tar; unpack it by {packer} -d")
         self.place += len(piece)
         return piece
 
@@ -80,7 +90,21 @@ class _Sample:
     problem: str | None = None
 
 
-def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Iterator[tuple[Encoded, float]]:
+def _with_skipped(rows: Rows, skipped: Counter[str], path: str) -> Rows:
+    """The rows of a tar, of which the last one has a remark on what the tar has besides and isn't read."""
+    last: Encoded | None = None
+    for row, share in rows:
+        if last:
+            yield last, share
+        last = row
+    if skipped:
+        remark = f"of its tar, {next(filter(None, unread(skipped)))[0]}"
+        last = replace(last, remark=remark) if last else Encoded(f"{path}/….skipped", None, None, remark)
+    if last:
+        yield last, 1.0
+
+
+def _rows(stream: _Counted, path: str, size: int, conditions: Conditions) -> Rows:
     counts: dict[str, int] = {}
     try:
         for sample in _samples(stream, size, conditions):
@@ -136,20 +160,25 @@ def _members(stream: _Counted, size: int, conditions: Conditions) -> Iterator[tu
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
                 base, _, extension = name.partition(".")
                 base = base or ("…" if misnamed else "")
+                why = "" if misnamed or member.isdir() else why_path_skipped(member.name)
+                if why and extension_of(name) in EXTENSIONS:
+                    stream.skipped[why] += 1
                 # A rule of WebDataset: members named __something__ describe the tar.
-                if member.isdir() or not base or (base.startswith("__") and base.endswith("__")):
+                if why or member.isdir() or not base or (base.startswith("__") and base.endswith("__")):
                     continue
-                before, key, extension = key, _utf8(f"{folder}/{base}" if folder else base), extension.lower()
+                before, key = key, _utf8(f"{folder}/{base}" if folder else base)
                 key_bytes = key_bytes if key == before else 0
                 content: bytes | _Refused | None = None
                 if misnamed:
                     content, misnamed = _Refused(f"its name or header has more than {HEADER_BYTES} bytes"), False
+                elif (member.issym() or member.islnk()) and _needed(extension, conditions):
+                    content = _Refused(f"its {extension} is {LINK}")
                 elif member.isfile() and _needed(extension, conditions):
                     key_bytes += member.size
                     limit = IMAGE_BYTES if _is_image(extension, conditions) else STATED_BYTES
                     content = _content(tar, member, extension, limit, IMAGE_BYTES - key_bytes, size)
                 yield key, extension, content
-            _nothing_follows(tar)
+            _nothing_follows(tar, stream.where)
     except _ODD as error:
         raise tarfile.ReadError(f"{type(error).__name__}: {error}") from None
 
@@ -172,12 +201,12 @@ def _content(
 
 def _needed(extension: str, conditions: Conditions) -> bool:
     """True if a member of this extension may hold a sample's image or condition."""
-    return _is_image(extension, conditions) or (conditions.needed and extension in (_plain(conditions), "json"))
+    return _is_image(extension, conditions) or (conditions.needed and extension.lower() in (_plain(conditions), "json"))
 
 
 def _is_image(extension: str, conditions: Conditions) -> bool:
     chosen = conditions.config.image_column
-    return extension == chosen.lower() if chosen else extension in EXTENSIONS
+    return extension.lower() == chosen.lower() if chosen else extension.lower() in EXTENSIONS
 
 
 def _plain(conditions: Conditions) -> str:
@@ -190,13 +219,19 @@ def _utf8(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _nothing_follows(tar: tarfile.TarFile) -> None:
-    """Raises tarfile.ReadError for data, or more zeros than padding, after the end: gaps of a partial download."""
+def _nothing_follows(tar: tarfile.TarFile, where: str) -> None:
+    """Raises tarfile.ReadError for data, or more zeros than padding, after the end; DataError for another archive."""
     source: Any = tar.fileobj
+    end, most = 2 * tarfile.BLOCKSIZE, 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE
     while piece := source.read(_PIECE):
-        if any(piece):
+        if data := piece.lstrip(b"\0"):
+            start = (len(piece) - len(data)) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+            with suppress(tarfile.HeaderError):  # if it's no header
+                tarfile.TarInfo.frombuf(piece[start : start + tarfile.BLOCKSIZE], "utf-8", "replace")
+                if end <= source.tell() - len(piece) + start - tar.offset < most:
+                    raise DataError(f"{where}: {JOINED}")
             raise tarfile.ReadError("something follows its end")
-    if (zeros := source.tell() - tar.offset) >= 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE:
+    if (zeros := source.tell() - tar.offset) >= most:
         raise tarfile.ReadError(f"its last {zeros} bytes are zeros")
 
 
@@ -250,6 +285,8 @@ def _rows_of(row_id: str, sample: _Sample, conditions: Conditions) -> list[Encod
         return [_row(row_id, sample, conditions)]
     key = row_id.rpartition("/")[2]
     problem = f"several images: {', '.join(own)}; data.image_column chooses one"
+    if len({name.lower() for name in own}) < len(own):
+        problem = f"several images differ in case alone: {', '.join(own)}; rename all but one"
     if others:
         problem = f"several images have the key {key!r}, which ends at the first dot of a name: {some(own + others)}"
     rows = [Encoded(f"{row_id}.{name}", None, None, sample.problem or problem) for name in own + others]
@@ -269,7 +306,11 @@ def _row(row_id: str, sample: _Sample, conditions: Conditions) -> Encoded:
 def _image(members: dict[str, bytes | None], conditions: Conditions) -> bytes:
     image = next((content for name, content in members.items() if _is_image(name, conditions)), None)
     if image is None:
-        raise ValueError(f"no image among {', '.join(sorted(members))}"[:120])
+        problem = f"no image among {', '.join(sorted(members))}"[:120]
+        pictures = [name for name in members if "." in name and extension_of(name) in EXTENSIONS]
+        if pictures and not conditions.config.image_column:
+            problem += f"; a key ends at the first dot of a name: data.image_column={pictures[0]} chooses one"
+        raise ValueError(problem)
     return image
 
 
@@ -278,18 +319,22 @@ def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
     if not conditions.needed:
         return None
     chosen, plain = conditions.config.condition_column, _plain(conditions)
+    members = {name.lower(): content for name, content in members.items()}
     if plain != "json" and (content := members.get(plain)) is not None:
         text = stripped(_text(content, plain))
-        return text if conditions.captions or not text.lstrip("+-").isdecimal() else int(text)
+        return text if conditions.captions else conditions.number_or_name(text)
     if (content := members.get("json")) is None:
         return None
     try:
         fields = json.loads(_text(content, "json"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its json can't be read: {rejection(error)}") from None
-    keys = (chosen,) if chosen and chosen != "json" else TEXT_KEYS if conditions.captions else CLASS_KEYS
+    keys = (chosen,) if chosen and chosen != "json" else TEXTS if conditions.captions else CLASSES
     if not isinstance(fields, dict):
         raise ValueError("its json has no fields")
+    if fields and not set(keys) & fields.keys():
+        what, names = "caption" if conditions.captions else "label", some([f"{key!r:.40}" for key in fields])
+        raise ValueError(f"no {what} among {names} of its json; data.condition_column=NAME chooses one")
     return next((fields[key] for key in keys if fields.get(key) is not None), None)
 
 

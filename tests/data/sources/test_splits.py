@@ -111,6 +111,15 @@ def test_classes_may_have_such_names(tmp_path: Path, splits: dict[str, int], con
     assert len(rows) == 2 * sum(splits.values()) and all(row.problem is None for row in rows)
 
 
+def test_classes_beside_others_that_look_like_splits_have_to_be_named(tmp_path: Path) -> None:
+    names = ("bus", "car", "train", "dev")
+    source = folders(tmp_path, dict.fromkeys(names, 2), ("",))
+    with pytest.raises(DataError, match=r"of train, unless data\.class_names names classes that are called so; "):
+        open_source(DataConfig(source=source, num_classes=4), source).list()
+    rows = everything(open_source(DataConfig(source=source, class_names=names), source))
+    assert sorted(row.condition for row in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_a_split_may_lie_within_its_class(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         folders(tmp_path / name, {"test": 1, "train": 2}, ("",))
