@@ -332,8 +332,7 @@ class Run:
         manifest = Manifest(artifact, identity or self.identity(artifact), records, info.as_json(), content)
         if self.store.create(f"{artifact}/{NAME}", manifest.to_write(f"{self.url}/{artifact}/{NAME}")):
             return manifest
-        committed = self.finished(artifact)
-        if committed is None:
+        if (committed := self.finished(artifact)) is None:
             raise StorageError(f"{self.url}/{artifact}/{NAME}: was there, and is gone: deleted meanwhile")
         return committed
 
@@ -341,9 +340,9 @@ class Run:
 def read_config(data: bytes, where: str) -> RunConfig:
     """The configuration in the run.json at `where`. Raises CorruptArtifact, RunError and ConfigError."""
     body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
-    if body["schema"] != SCHEMA:
-        schema = f"schema {printable(body['schema'], 20)}, this version of ddm-ray reads {SCHEMA}"
-        raise RunError(f"{where}: {schema}", "use the version that wrote it")
+    if (schema := body["schema"]) != SCHEMA:
+        reads = f"this version of ddm-ray reads {SCHEMA}; use the version that wrote it"
+        raise RunError(f"{where}: schema {printable(schema, 20)}, {reads}")
     return parse_config(body["config"], where)
 
 
