@@ -49,17 +49,21 @@ def first_signal_noted(*others: signal.Signals, second_ends: bool = True) -> Ite
             raise Ended(number)
         came.set()
 
-    with _handled_by(note, (*ENDING, *others)):
+    with _handled_by(note, ENDING, others):
         yield came
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, object], None], numbers: Iterable[signal.Signals]) -> Iterator[None]:
+def _handled_by(
+    handler: Callable[[int, object], None],
+    unless_ignored: Iterable[signal.Signals],
+    always: Iterable[signal.Signals] = (),  # a shell has commands in its background ignore SIGINT
+) -> Iterator[None]:
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {
-            number: kept for number in numbers if (kept := signal.getsignal(number)) not in (signal.SIG_IGN, None)
-        }
+        before = {number: kept for number in unless_ignored if (kept := signal.getsignal(number)) != signal.SIG_IGN}
+        before |= {number: signal.getsignal(number) for number in always}
+        before = {number: kept for number, kept in before.items() if kept is not None}
 
     def handle(number: int, frame: object) -> None:
         if number == signal.SIGHUP:

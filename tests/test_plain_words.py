@@ -29,7 +29,7 @@ MAX_LINES = {
     "sampling": 4650,
     "serve": 5185,
     "store": 1015,
-    "top": 1930,
+    "top": 1935,
     "train": 5470,
     "watch": 600,
 }

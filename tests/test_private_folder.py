@@ -70,7 +70,7 @@ def test_a_full_temporary_folder_is_named_with_the_way_out(monkeypatch: pytest.M
         pass
     assert not refused.value.passes
     no_space = OSError(errno.ENOSPC, "")
-    assert in_words(no_space) == "what this prints to: No space left on device"
+    assert in_words(no_space) == "what this writes to: No space left on device"
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
     assert re.search(f"{tempfile.gettempdir()} or {os.getcwd()}: {way_out}$", in_words(no_space))
     assert in_words(OSError(errno.EMFILE, "")) == "storage: Too many open files"

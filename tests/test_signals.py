@@ -19,6 +19,7 @@ SIGNALS = [signal.SIGTERM, signal.SIGHUP]
 def heeded() -> Iterator[None]:
     """These signals as a shell's foreground leaves them, also where nohup or a background job ignores them."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    before[signal.SIGINT] = signal.getsignal(signal.SIGINT)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -44,10 +45,13 @@ def test_the_first_signal_is_noted_and_the_second_ends() -> None:
 
 
 def test_a_server_goes_on_answering_after_the_second() -> None:
+    """Also one in the background of a script, whose shell has it ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with signals_end_it(), first_signal_noted(signal.SIGINT, second_ends=False) as came:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
         assert came.is_set()
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

@@ -105,7 +105,7 @@ def test_none_is_not_null(field: str) -> None:
         load_recipe("tiny", (f"{field}=none",))
 
 
-@pytest.mark.parametrize("text", ["{", "a: [", "!!python/object:x {}", "\x00", "[" * 10_000])
+@pytest.mark.parametrize("text", ["{", "a: [", "!!python/object:x {}", "\x00", "[" * 10_000, "a: {{path}}", "{[a]: 1}"])
 def test_what_is_no_yaml_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^here: not YAML: "):
         read_yaml(text, "here")

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from socket import gethostname
 from typing import Any
 
@@ -43,26 +43,34 @@ def saving_first(run: Any, artifacts: Sequence[Artifact], watch: Watch) -> Itera
             raise
 
 
-def require_no_other(run: Any, artifacts: Sequence[Artifact], take_over: bool, again: bool = False) -> None:
-    """Raise InTraining if another command trains one of these artifacts. `take_over`: let it save its state and end.
-
-    `again`: a while after the first time, below a live view. Then only commands on this machine are looked for, which
-    takes no time.
-    """
+def require_no_other(run: Any, artifacts: Sequence[Artifact], take_over: bool) -> None:
+    """Raise InTraining if another command trains one of these artifacts. `take_over`: let it save its state and end."""
     from ddm_ray.islands.takeover import TakeOver
     from ddm_ray.jobs.living_launches import living_launches
 
-    note = nullcontext if again else waiting
-    with note("looking for other commands that train this"):
-        living = living_launches(run.store, artifacts, here_alone=again)
-    if living and not take_over:
+    with waiting("looking for other commands that train this"):
+        living = living_launches(run.store, artifacts)
+    if not take_over:
+        _refuse(living)
+    taken = [TakeOver(run, each.artifact, f"a command on {gethostname()}", bool(each.attempt)) for each in living]
+    with waiting("waiting until the other command has saved its state"):
+        while not all(each.done for each in taken):
+            time.sleep(LOOK_SECONDS)
+
+
+def require_no_other_here(run: Any, artifact: Artifact) -> None:
+    """Raise InTraining if another command on this machine trains an artifact. It takes no time."""
+    from ddm_ray.jobs.living_launches import living_launches
+
+    _refuse(living_launches(run.store, [artifact], here_alone=True))
+
+
+def _refuse(living: Sequence[Any]) -> None:
+    """Raise InTraining if there are such launches."""
+    if living:
         names = some([f"{each.artifact} ({each.place})" for each in living])
         fix = Give("take-over", "wait for it, or let it save its state and end, and go on from there")
         raise InTraining(f"another command trains {names}", fix)
-    taken = [TakeOver(run, each.artifact, f"a command on {gethostname()}", bool(each.attempt)) for each in living]
-    with note("waiting until the other command has saved its state"):
-        while not all(each.done for each in taken):
-            time.sleep(LOOK_SECONDS)
 
 
 def _leave(run: Any, statuses: Sequence[Any], asked: set[str]) -> None:

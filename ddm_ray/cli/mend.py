@@ -19,6 +19,11 @@ def examined(run: Run, run_url: str, deep: bool, mends: bool) -> int:
     for finding in examine(run, deep):
         mended = mending(run, finding, deep)
         damaged += [mended] if mended else []
+        if finding.only_charts and mended is None and not run.inherits(finding.artifact):
+            assert finding.error
+            charts = "only charts of its training need it, and no training state has it: leave it"
+            say(f"  {finding.artifact:<16} sound but for {finding.error.message}; {charts}")
+            continue
         wrong += finding.error is not None
         say_checked(finding.artifact, _words(run, finding, mended))
     if not damaged:
@@ -36,8 +41,6 @@ def _words(run: Run, finding: Finding, mended: Mending | None) -> str:
         return ""
     if mended is not None:
         return f"{error.message}; {_cost(run, mended)}"
-    if finding.only_charts and not run.inherits(finding.artifact):
-        return f"{error.message}; only charts of its training need it, and no training state has it: leave it"
     return error.text(phrase)
 
 

@@ -24,7 +24,7 @@ from ddm_ray.cli.command import (
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import by, next_of, phrase
-from ddm_ray.cli.leaving import require_no_other, saving_first
+from ddm_ray.cli.leaving import require_no_other, require_no_other_here, saving_first
 from ddm_ray.errors import ConfigError, DDMError
 from ddm_ray.run.graph import Artifact, wanted_of
 from ddm_ray.spelling import some
@@ -116,17 +116,21 @@ def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, ask
             view.show(artifact, 0.0, "starting")
             # Noted first, so that other machines see why a launch ended here.
             with noted(run.store, Launch(artifact, island=site.name, job=submitted_job() or "")) as launch:
-                _train(run, [artifact], site, address, view.jobs, _starting(run, view, take_over), asked, launch)
+                _train(run, [artifact], site, address, view.jobs, _starting(view), asked, launch)
             view.stage(artifact, 1.0)
     _tell(run, [artifact], accepting=True)
     say_extensions(run)
 
 
-def _starting(run: Any, view: Any, take_over: bool) -> Callable[[Artifact], None]:
-    """A function that says in a live view that an artifact's worker starts, unless another command trains it by now."""
+def _starting(view: Any, run: Any = None) -> Callable[[Artifact], None]:
+    """A function that says in a live view that an artifact's worker starts.
+
+    `run`: it raises InTraining if another command has begun to train it while it was queued here.
+    """
 
     def starting(artifact: Artifact) -> None:
-        require_no_other(run, [artifact], take_over, again=True)
+        if run is not None:
+            require_no_other_here(run, artifact)
         view.show(artifact, 0.0, "starting a training worker")
 
     return starting
@@ -168,19 +172,13 @@ def _train_all(
     _require_some(run, left)
     if left:
         require_no_other(run, left, take_over)
-        _train_several(run, left, artifacts, site, address, asked, take_over)
+        _train_several(run, left, artifacts, site, address, asked)
     if following := next_of(run, run_url):
         say(f"next: {following}")
 
 
 def _train_several(
-    run: Any,
-    left: list[Artifact],
-    artifacts: tuple[Artifact, ...],
-    site: Any,
-    address: str | None,
-    asked: bool,
-    take_over: bool,
+    run: Any, left: list[Artifact], artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
     """Train the artifacts that are `left` of all, with one live view, and print the results in the order of all."""
     from ddm_ray.watch.live_view import LiveView
@@ -189,7 +187,7 @@ def _train_several(
     left.sort(key=lambda artifact: artifact.kind != "monolith")
     rows: list[str] = [each for each in artifacts if each in left]
     with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
-        _train(run, left, site, address, view.jobs, _starting(run, view, take_over), asked)
+        _train(run, left, site, address, view.jobs, _starting(view, run), asked)
         for artifact in left:
             view.stage(artifact, 1.0)
     _tell(run, [artifact for artifact in artifacts if artifact in left])

@@ -44,9 +44,9 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         names = set[Any]()
         for key, _ in node.value:
-            if key.value in names:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
                 raise yaml.MarkedYAMLError(problem=f"{key.value} comes twice", problem_mark=key.start_mark)
-            names |= {key.value} if isinstance(key.value, str) else set()
+            names |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
         return node
 
 

@@ -29,11 +29,11 @@ def write(picture: Image.Image, path: str | os.PathLike[str]) -> None:
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a path to write to: the file then appears complete at `path`, or not at all. An OSError names `path`.
 
-    A link stays, and its file is replaced. A device or pipe is written to as it is.
+    A link stays, and its file is replaced. A device or pipe is written to as it is, as is `/dev/stdout`.
     """
-    target = Path(os.path.realpath(path))
-    is_file = target.is_file() or not target.exists()
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}") if is_file else target
+    target, given = Path(os.path.realpath(path)), Path(path)
+    is_file = (given.is_file() or not given.exists()) and given.parts[:2] not in (("/", "dev"), ("/", "proc"))
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}") if is_file else given
     try:
         yield unfinished
         if is_file:

@@ -20,7 +20,7 @@ from ddm_ray.store.refusals import as_storage_error
 
 _OF_ITSELF = (errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 """Error numbers that concern one folder, not the whole disk."""
-_TOO_FEW_SLASHES = re.compile(r"(?:file|s3|gs|abfss|hf):/(?!/)|file://(?!/)")
+_TOO_FEW_SLASHES = re.compile(r"(?:file|s3|gs|abfss|hf):/(?!/)|file://(?!/|localhost/)")
 
 
 def path_of(name: str) -> str | None:
@@ -28,7 +28,7 @@ def path_of(name: str) -> str | None:
     if _TOO_FEW_SLASHES.match(name):
         raise ValueError("has too few slashes for a URI; write file:///PATH, s3://BUCKET/... and so on")
     scheme, _, path = name.partition("://")
-    return name if "://" not in name else unquote(path) if scheme == "file" else None
+    return name if "://" not in name else unquote(path.removeprefix("localhost")) if scheme == "file" else None
 
 
 def read(path: Path, span: range | Callable[[int], range]) -> bytes:

@@ -82,7 +82,7 @@ def in_words(error: OSError) -> str:
         with suppress(OSError, StorageError):  # no temporary folder is left, or the current one is deleted
             if shutil.disk_usage(folder := likely()).free < FULL_BYTES:
                 full.append(folder)
-    return f"{' or '.join(full)}: {refusal(error)}; {ELSEWHERE}" if full else f"what this prints to: {refusal(error)}"
+    return f"{' or '.join(full)}: {refusal(error)}; {ELSEWHERE}" if full else f"what this writes to: {refusal(error)}"
 
 
 def may_pass(error: BaseException) -> bool:

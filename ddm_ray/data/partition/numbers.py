@@ -52,8 +52,8 @@ def size_warnings(config: RunConfig, info: PartitionInfo) -> list[str]:
     if len(tiny := np.flatnonzero(rows_K < max(batch, tenth))):
         names, cure = some([str(cluster) for cluster in tiny], 8), "try a run with fewer partition.num_clusters"
         lines.append(
-            f"fewer training rows than {max(batch, tenth):,}, the larger of a batch of one expert and a tenth of an"
-            f" equal share, in clusters: {names}" + (f"; {cure}" if config.partition.by_kmeans else "")
+            f"clusters of fewer than {max(batch, tenth):,} training rows, which their experts see again and again:"
+            f" {names}" + (f"; {cure}" if config.partition.by_kmeans else "")
         )
     return lines
 

@@ -8,8 +8,8 @@ from ddm_ray.data.prepare.fit_embedder import PIXELS, embeds_pixels
 from ddm_ray.data.prepare.make_rows import NETWORKS, NULL
 from ddm_ray.data.prepare.records import RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sharded.kept_records import KeptRecords
+from ddm_ray.data.sources import absolute_name, open_source, units_of
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
-from ddm_ray.data.sources import open_source, units_of
 from ddm_ray.data.sources.collection import Collection
 from ddm_ray.errors import DataError, MissingArtifact
 from ddm_ray.plain_text import name_form
@@ -81,7 +81,7 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
     if [*map(name_form, listed.numbered or ())] != [*map(name_form, last.numbered or ())]:
         raise DataError(f"source {name}: its numbers stand for other classes than those of {run.url}: begin a new run")
     sizes = {file: size for unit in listed.units for file, size in zip(unit.files, unit.sizes, strict=True)}
-    here = {file for plan in plans if plan.source == name for file in _files(plan)}
+    here = {file for plan in plans if absolute_name(plan.source) == name for file in _files(plan)}
     elsewhere = tuple(file for file in sizes if file in known and file not in here)
     changed = [file for file in here & sizes.keys() if known[file] != sizes[file]]
     mended = _rejected(earlier) & set(changed) if changed else set()
@@ -96,7 +96,7 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
         bounded=True,
         numbered=last.numbered,
     )
-    gone = {file for one in plans if one.source == name for file in _files(one)} - sizes.keys()
+    gone = {file for one in plans if absolute_name(one.source) == name for file in _files(one)} - sizes.keys()
     return NewFiles(plan, tuple(sorted(set(changed) - mended)), tuple(sorted(gone)), elsewhere)
 
 

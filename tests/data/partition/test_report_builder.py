@@ -90,8 +90,8 @@ def test_spherical_clusters_are_measured_by_direction() -> None:
         ([89, 11], "embeddings", []),
         ([50, 25, 29], "embeddings", []),
         ([140, 700, *[190] * 6], "embeddings", ["cluster 1 has 35% of the training rows, .* is 12%: .*max_share"]),
-        ([95, 9], "random", ["cluster 0 has 92% .* of steps$", "rows than 8, .*in clusters: 1$"]),
-        ([300, 300, 8, 4], "embeddings", ["than 12, the larger .* clusters: 2, 3; try .*num_clusters$"]),
+        ([95, 9], "random", ["cluster 0 has 92% .* of steps$", "fewer than 8 training rows, .*again: 1$"]),
+        ([300, 300, 8, 4], "embeddings", ["fewer than 12 training rows, .*again: 2, 3; try .*num_clusters$"]),
     ],
 )
 def test_clusters_of_very_many_and_of_very_few_rows_are_warned_of(

@@ -49,6 +49,7 @@ def test_a_source_has_one_name_in_every_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("HOME", "/home/ada")
     assert absolute_name("photos") == str(tmp_path / "photos")
     assert absolute_name("~/photos") == absolute_name("file:///home/ada/photos") == "/home/ada/photos"
+    assert absolute_name("file://localhost/home/ada/photos") == "/home/ada/photos"
     assert absolute_name("file:///home/ada/photos #1?") == "/home/ada/photos #1?", "nothing is cut off"
     with pytest.raises(DataError, match=r"/caf\\udce9': its name is not UTF-8; rename it"):
         absolute_name("caf\udce9")  # as a shell completes it

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddm_ray.cli.leaving import require_no_other
+from ddm_ray.cli.leaving import require_no_other_here
 from ddm_ray.errors import InTraining
 from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.jobs.attempts import Attempt, SavedState, claimed, saved_states
@@ -66,7 +66,7 @@ def test_a_second_command_is_refused_or_takes_over_and_sigterm_saves(island: Isl
             assert f"another command trains experts/000 (process {first.pid} on this machine); " in refused.stderr
             assert "with --take-over" in refused.stderr
         with pytest.raises(InTraining):  # as `all` looks once more before each model begins, hours later
-            require_no_other(run, [JOB], take_over=False, again=True)
+            require_no_other_here(run, JOB)
         assert claimed(run.store, JOB) == [1]
         with training(run, two, island, "--take-over") as second:
             (left,) = re.findall(r"taken over by a command on .*; step (\d+) is saved", end_of(first, one))
