@@ -82,4 +82,4 @@ def test_a_command_says_that_it_ends_and_has_the_signals_code(tmp_path: Path, nu
         assert watching.wait(60) == 128 + number
     finally:
         watching.kill()
-    assert log.read_text().splitlines()[-1].startswith("stopped; the same command")
+    assert log.read_text().splitlines()[-1].startswith("stopped; what is saved stays: ")

@@ -58,7 +58,7 @@ class OneLineErrors(click.Group):
             ctx.exit(code)
         except KeyboardInterrupt as error:
             with suppress(OSError):  # the terminal may be closed
-                click.echo("\nstopped; the same command goes on from what is saved, if it saves anything", err=True)
+                click.echo("\nstopped; what is saved stays: run the same command again", err=True)
             ctx.exit(error.exit_code if isinstance(error, Ended) else 128 + signal.SIGINT)
 
 

@@ -217,7 +217,7 @@ def test_ctrl_c_in_a_command_that_mends_ends_the_mending(run: Run, monkeypatch: 
     monkeypatch.setattr("ddm_ray.data.partition.stage.partition", stopped)
     file_of(run, shard(0), "train-*").unlink()
     code, words = doctor(run, "--mend")
-    assert code == 130 and words.splitlines()[-1].startswith("stopped; the same command")
+    assert code == 130 and words.splitlines()[-1].startswith("stopped; what is saved stays: ")
 
 
 def test_without_a_sound_state_the_advice_says_what_it_costs(run: Run) -> None:
