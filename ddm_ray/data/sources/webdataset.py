@@ -15,7 +15,7 @@ from ddm_ray.data.reasons import CUT
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.collection import extension as extension_of
-from ddm_ray.data.sources.conditions import CLASSES, TEXTS, Conditions
+from ddm_ray.data.sources.conditions import CLASS_KEYS, TEXT_KEYS, Conditions
 from ddm_ray.data.sources.files import as_source_error
 from ddm_ray.data.sources.skipped import unread, why_path_skipped
 from ddm_ray.errors import DataError
@@ -329,7 +329,7 @@ def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
         fields = json.loads(_text(content, "json"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its json can't be read: {rejection(error)}") from None
-    keys = (chosen,) if chosen and chosen != "json" else TEXTS if conditions.captions else CLASSES
+    keys = (chosen,) if chosen and chosen != "json" else TEXT_KEYS if conditions.captions else CLASS_KEYS
     if not isinstance(fields, dict):
         raise ValueError("its json has no fields")
     if fields and not set(keys) & fields.keys():
