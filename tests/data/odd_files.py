@@ -162,8 +162,8 @@ checksums where a disk or a download is in doubt.
 
 A tar is left out from where it ends early, with a reason. Several images of one key count as that many losses: the key
 of a member ends at the first dot of its name. Beside `IMG.png`, `IMG.1.png` is a loss, and
-`IMG.mask.png` is none, since words tell what a member is for. `data.image_column=png` says that others aren't meant.
-Pictures in hidden or systems' folders of a tar, and hidden ones, are skipped and counted. Links in a tar aren't
+`IMG.mask_0.png` is none, since words tell what a member is for. `data.image_column=png` says that others aren't meant.
+Hidden pictures of a tar, and those in systems' folders, are skipped and counted. Links in a tar aren't
 followed: their samples are left out. Two tars that `cat` joined, and a compressed file called `.tar`, are errors.
 
 Labels may be whole numbers of any type (also `3.0`), texts, or truth values. Text files are UTF-8, with or without a
