@@ -169,8 +169,9 @@ followed: their samples are left out. Two tars that `cat` joined, and a compress
 Labels may be whole numbers of any type (also `3.0`), texts, or truth values. Text files are UTF-8, with or without a
 byte-order mark. Names are compared in one form, so that the `é` of a Mac is that of your keyboard.
 
-A source with folders or files called `train`, `val` and `test`, or `train2017` and `test_images`, at any depth, asks
-which of these the run is of: `data.split=train`, or `all`. A class called `train` beside others asks nothing.
+A source with folders or files called `train`, `val` and `test`, or `train2017` and `test_images`, also below one folder
+for all, asks which of these the run is of: `data.split=train`, or `all`. A class called `train` beside others asks
+nothing, nor do classes called `bullet train` and `crash test`.
 Classes called `train` and `dev` beside others have to be named: `data.class_names=[bus, train, dev]`.
 A run may lie in the folder of its own images: what it contains isn't read.
 

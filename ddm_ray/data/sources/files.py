@@ -255,10 +255,7 @@ class Files:
         return {path.rpartition("/")[0] for path in small if is_run(self.read(f"{folder}{path}", files[path]))}
 
     def _directly_in(self, folder: str, skipped: Counter[str]) -> Listed:
-        """Names in a folder, with the sizes of files; empty if there is no such folder.
-
-        Of a remote storage, a folder that is skipped counts as one, since it isn't listed, and runs are among the rest.
-        """
+        """Names in a folder, with sizes of files; empty if there is none. A bucket's skipped folder counts as one."""
         full = self._full(folder)
         if not self.remote:
             return [(name, size) for _, name, size in scan_folder(full, skipped)] if os.path.isdir(full) else []

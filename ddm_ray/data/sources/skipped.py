@@ -42,8 +42,7 @@ def why_path_skipped(path: str) -> str:
 
 def why_member_skipped(folder: str, name: str) -> str:
     """The same of a member of a tar, which may have been packed below a hidden folder."""
-    system = next((part for part in folder.split("/") if part.casefold() in SYSTEM), name)
-    return why_skipped(system)
+    return why_skipped(next((part for part in folder.split("/") if part.casefold() in SYSTEM), name))
 
 
 def unread(ignored: Mapping[str, int]) -> tuple[list[str], list[str]]:

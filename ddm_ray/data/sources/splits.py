@@ -95,9 +95,12 @@ def of_split(
     listed = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
     problem = f"data.source {url!r}: its files are of splits: {listed}"
     fix = Begin(field="data.split", value="train" if "train" in counts else next(iter(counts), ALL))
+    top = f"{os.path.commonpath([*sizes] or [''])}/"  # below others, only a class's last folder is a split
+    above = next((each.above for each in named.values() if top.startswith(each.above)), "")
+    if split == ALL and classes is not None and above:
+        raise DataError(f"{problem}, all in {above!r}; give that folder as data.source, or choose a split")
     if split is None:
         alone = len(named) == sum("/" in path for path in sizes)
-        top = f"{os.path.commonpath([*sizes] or [''])}/"  # below others, only a class's last folder is a split
         own = {each for path, each in named.items() if top.startswith(each.above) or path.count("/") == each.place + 1}
         asks = _asks(own, alone, classes) if by_folder else len(counts) > 1
         if asks and len({named[path].split for path in known if path in named}) < 2:

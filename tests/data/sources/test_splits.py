@@ -127,6 +127,16 @@ def test_classes_beside_others_that_look_like_splits_have_to_be_named(tmp_path: 
         assert sorted(row.condition for row in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+def test_classes_of_all_splits_lie_directly_in_the_source(tmp_path: Path) -> None:
+    """A folder above the splits would be the only class."""
+    folders(tmp_path / "imagenet")
+    with pytest.raises(DataError, match="4 of validation, all in 'imagenet/'; give that folder as "):
+        open_source(DataConfig(source=str(tmp_path), split="all", num_classes=2), str(tmp_path)).list()
+    source = str(tmp_path / "imagenet")
+    opened = open_source(DataConfig(source=source, split="all", num_classes=2), source)
+    assert opened.list().classes == ("cat", "dog")
+
+
 def test_a_split_may_lie_within_its_class(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         folders(tmp_path / name, {"test": 1, "train": 2}, ("",))
