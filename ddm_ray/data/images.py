@@ -33,6 +33,7 @@ FITS: tuple[FitName, ...] = get_args(FitName)
 MAX_PIXELS = 89_478_485
 """Maximum pixels of an image: the limit above which Pillow warns of a decompression bomb."""
 DIM = "it has 16 bits and no value above 4095, so it is nearly black; if its values have 12 bits, multiply them by 16"
+UNTURNED = "its XMP, or its EXIF as a text, can't be read, so it isn't turned as that may say"
 CLEAR = "its transparent colour has 16 bits, of which the last 8 aren't compared"
 HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"heif", b"mif1", b"msf1"})
 DECODER_ERRORS = (
@@ -67,7 +68,8 @@ _SIDEWAYS = {5, 6, 7, 8}
 _MAX_LETTERS = 200
 _PNG = b"\x89PNG\r\n\x1a\n"
 _COLOURS = frozenset({b"iCCP", b"cICP", b"gAMA", b"cHRM"})
-_SHOWN = frozenset({b"tRNS", b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif"})
+_MEANT = frozenset({b"tRNS", b"eXIf"})
+_SHOWN = _MEANT | {b"XML:com.adobe.xmp", b"Raw profile type exif"}
 """Types of chunks, and names of texts, that say how to show a PNG's pixels, besides the critical chunks."""
 # Images of more than _LARGE pixels are converted and shrunk in bands of _BAND pixels.
 _LARGE, _BAND = 2**24, 2**21
@@ -122,15 +124,15 @@ def _decoded_alone(
     """Decode a PNG without the texts and other chunks that aren't needed, one of which may be why it gave an error.
 
     A text of more than a megabyte is refused by Pillow, as is a chunk with a wrong checksum. Raises that error if it
-    wasn't one of these, and ValueError for transparency or an orientation that can't be read.
+    wasn't one of these, and ValueError for damaged transparency or EXIF.
     """
-    for needed in (_SHOWN | _COLOURS, _SHOWN):
+    for needed in (_SHOWN | _COLOURS, _SHOWN, _MEANT | _COLOURS, _MEANT):
         alone, dropped = _with_chunks(encoded, needed)
-        if lost := dropped - _COLOURS:
+        if lost := dropped & _MEANT:
             raise ValueError(f"damaged {min(lost).decode()}, which says how to show it") from error
         with suppress(*DECODER_ERRORS):
             pixels_HWC = _decoded(alone, shape, fit, remarks)
-            remarks += [NO_PROFILE] if dropped else []
+            remarks += [NO_PROFILE] * bool(dropped & _COLOURS) + [UNTURNED] * bool(dropped - _COLOURS)
             return pixels_HWC
     raise error
 

@@ -162,15 +162,16 @@ checksums where a disk or a download is in doubt.
 
 A tar is left out from where it ends early, with a reason. Several images of one key count as that many losses: the key
 of a member ends at the first dot of its name. Beside `IMG.png`, `IMG.1.png` is a loss, and
-`IMG.mask.png` is none, since words tell what a member is for. `data.image_column=png` says that others aren't meant.
-Pictures in hidden or systems' folders of a tar, and hidden ones, are skipped and counted. Links in a tar aren't
+`IMG.mask_0.png` is none, since words tell what a member is for. `data.image_column=png` says that others aren't meant.
+Hidden pictures of a tar, and those in systems' folders, are skipped and counted. Links in a tar aren't
 followed: their samples are left out. Two tars that `cat` joined, and a compressed file called `.tar`, are errors.
 
 Labels may be whole numbers of any type (also `3.0`), texts, or truth values. Text files are UTF-8, with or without a
 byte-order mark. Names are compared in one form, so that the `é` of a Mac is that of your keyboard.
 
-A source with folders or files called `train`, `val` and `test`, or `train2017` and `test_images`, at any depth, asks
-which of these the run is of: `data.split=train`, or `all`. A class called `train` beside others asks nothing.
+A source with folders or files called `train`, `val` and `test`, or `train2017` and `test_images`, also below one folder
+for all, asks which of these the run is of: `data.split=train`, or `all`. A class called `train` beside others asks
+nothing, nor do classes called `bullet train` and `crash test`.
 Classes called `train` and `dev` beside others have to be named: `data.class_names=[bus, train, dev]`.
 A run may lie in the folder of its own images: what it contains isn't read.
 

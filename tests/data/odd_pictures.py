@@ -183,6 +183,10 @@ def odd_metadata() -> Iterator[OddFile]:
         "resolution": chunk(b"pHYs", b""),
         "unknown": chunk(b"teST", bytes(9)),
     }
+    for keyword in (b"XML:com.adobe.xmp", b"Raw profile type exif"):
+        long = keyword + b"\0\0" + zlib.compress(bytes(2 << 20))
+        odd[f"long {keyword.decode()}"] = chunk(b"zTXt", long)
+        odd[f"checksum of {keyword.decode()}"] = chunk(b"zTXt", long, checksum=7)
     for name, added in odd.items():
         yield OddFile(f"odd-{name}.png", plain[:place] + added + plain[place:])
     jpeg = saved(flat("RGB"), "JPEG")

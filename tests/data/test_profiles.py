@@ -183,6 +183,15 @@ def test_colours_that_are_told_in_another_way_are_a_loss(kind: str) -> None:
     assert remarks == ([f"{NO_PROFILE}: it stands in {by}, not in ICC"] if by else [])
 
 
+@pytest.mark.parametrize("keyword", ["XML:com.adobe.xmp", "Raw profile type exif"])
+def test_a_text_too_long_to_be_read_for_the_orientation_costs_neither_pixels_nor_colours(keyword: str) -> None:
+    info, remarks = PngImagePlugin.PngInfo(), list[str]()
+    info.add_itxt(keyword, "x" * (2 << 20), zip=True)
+    pixels_HWC = decode(of_form("PNG", pnginfo=info, icc_profile=icc_profiles.rgb(WHICH["p3"])), RGB, remarks=remarks)
+    assert np.abs(pixels_HWC - seen(pale(), WHICH["p3"])).max() < 1.5
+    assert remarks == [images.UNTURNED]
+
+
 def test_modes_that_are_others_in_another_form_have_profiles_too() -> None:
     profile = icc_profiles.rgb(icc_profiles.DISPLAY_P3)
     content = encoded(Image.fromarray(pale()).convert("YCbCr"), "TIFF", profile)

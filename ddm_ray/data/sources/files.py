@@ -30,6 +30,7 @@ _BUFFER = 2**20
 _POINTER_BYTES = 1024
 THREADS = 16
 _ESCAPED = re.compile(rb"\\x([89a-f][0-9a-f])")
+Listed = Sequence[tuple[str, int | None]]
 _QUERY = re.compile(r"\?(\w+=[^/]*)$")
 
 
@@ -200,9 +201,10 @@ class Files:
         if missing := next((name for name in plain if name not in sizes), None):
             raise DataError(f"data.source {self.url!r}: {missing} is missing")
         listed = cache(lambda folder: self._directly_in(folder, skipped))
+        within = cache(lambda folder, part: self._folders_in(folder, part, listed(folder), skipped))
         for name in names:
             if name not in sizes:
-                sizes |= self._search("", name.split("/"), listed, skipped)
+                sizes |= self._search("", name.split("/"), listed, within, skipped)
         if not sizes:
             raise DataError(f"data.source {self.url!r}: no file there matches")
         return sizes
@@ -217,60 +219,57 @@ class Files:
         self,
         folder: str,
         parts: list[str],
-        listed: Callable[[str], Sequence[tuple[str, int | None]]],
+        listed: Callable[[str], Listed],
+        within: Callable[[str, str], Sequence[str]],
         skipped: Counter[str],
     ) -> Iterator[tuple[str, int]]:
         """Yield files below a folder ("" or ending in a slash) that match a pattern's parts, at most as deep."""
         part, *rest = parts
         if rest and not is_wild(part):
-            yield from self._search(f"{folder}{part}/", rest, listed, skipped)
+            yield from self._search(f"{folder}{part}/", rest, listed, within, skipped)
             return
         if rest and part.endswith("**"):
             matches = regular("/".join(parts)).fullmatch
             yield from ((folder + path, size) for path, size in self._below(folder, skipped).items() if matches(path))
             return
-        for name, size in listed(folder):
-            if regular(part).fullmatch(name) and (size is None) == bool(rest):
-                if size is None:
-                    yield from self._search(f"{folder}{name}/", rest, listed, skipped)
-                else:
-                    yield folder + name, size
+        for name in within(folder, part) if rest else ():
+            yield from self._search(f"{folder}{name}/", rest, listed, within, skipped)
+        for name, size in () if rest else listed(folder):
+            if size is not None and regular(part).fullmatch(name):
+                yield folder + name, size
 
     def _below(self, folder: str, skipped: Counter[str]) -> dict[str, int]:
         """Size of every file below a folder by its path; empty if there is no such folder."""
         full = self._full(folder)
         if not self.remote:
             return dict(walk_folder(full, "", frozenset(), skipped)) if os.path.isdir(full) else {}
-        files = self._all_below(folder)
+        listing = self.filesystem.get_file_info(fs.FileSelector(full, recursive=True, allow_not_found=True))
+        files = {entry.path[len(full) + 1 :]: entry.size for entry in listing if entry.type == fs.FileType.File}
         kept, others = without_skipped(files, self._runs(folder, files))
         skipped += others
         return kept
-
-    def _all_below(self, folder: str) -> dict[str, int]:
-        """Size of every file below a folder of a remote storage, also of those that are skipped."""
-        full = self._full(folder)
-        listing = self.filesystem.get_file_info(fs.FileSelector(full, recursive=True, allow_not_found=True))
-        return {entry.path[len(full) + 1 :]: entry.size for entry in listing if entry.type == fs.FileType.File}
 
     def _runs(self, folder: str, files: Mapping[str, int]) -> set[str]:
         """Folders among files of a remote storage that are runs."""
         small = [path for path, size in files.items() if path.rpartition("/")[2] == RUN_FILE and size <= RUN_BYTES]
         return {path.rpartition("/")[0] for path in small if is_run(self.read(f"{folder}{path}", files[path]))}
 
-    def _directly_in(self, folder: str, skipped: Counter[str]) -> list[tuple[str, int | None]]:
-        """Names in a folder, with the sizes of files; empty if there is no such folder."""
+    def _directly_in(self, folder: str, skipped: Counter[str]) -> Listed:
+        """Names in a folder, with sizes of files; empty if there is none. A bucket's skipped folder counts as one."""
         full = self._full(folder)
         if not self.remote:
             return [(name, size) for _, name, size in scan_folder(full, skipped)] if os.path.isdir(full) else []
         listing = self.filesystem.get_file_info(fs.FileSelector(full, allow_not_found=True))
         sizes = {entry.base_name: entry.size if entry.type == fs.FileType.File else None for entry in listing}
-        files = [f"{folder}{name}/{RUN_FILE}" for name, size in sizes.items() if size is None]
-        runs = self._runs("", self._sizes_of(files))
-        for name, size in [*sizes.items()]:
-            if why := why_skipped(name) or (RUNS.format(name) if f"{folder}{name}" in runs else ""):
-                skipped[why] += len(self._all_below(f"{folder}{name}")) if size is None else 1
-                del sizes[name]
-        return [*sizes.items()]
+        skipped.update(why for name in sizes if (why := why_skipped(name)))
+        return [(name, size) for name, size in sizes.items() if not why_skipped(name)]
+
+    def _folders_in(self, folder: str, part: str, listed: Listed, skipped: Counter[str]) -> list[str]:
+        """Folders of a listing that match a pattern's part and aren't runs."""
+        names = [name for name, size in listed if size is None and regular(part).fullmatch(name)]
+        runs = self._runs("", self._sizes_of([f"{folder}{name}/{RUN_FILE}" for name in names if self.remote]))
+        skipped.update(RUNS.format(run.rpartition("/")[2]) for run in runs)
+        return [name for name in names if f"{folder}{name}" not in runs]
 
 
 def local_path(source: str) -> str | None:

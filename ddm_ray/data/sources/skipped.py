@@ -40,6 +40,11 @@ def why_path_skipped(path: str) -> str:
     return next((why for part in path.split("/") if part.strip(".") and (why := why_skipped(part))), "")
 
 
+def why_member_skipped(folder: str, name: str) -> str:
+    """The same of a member of a tar, which may have been packed below a hidden folder."""
+    return why_skipped(next((part for part in folder.split("/") if part.casefold() in SYSTEM), name))
+
+
 def unread(ignored: Mapping[str, int]) -> tuple[list[str], list[str]]:
     """Lines on files that aren't read, by the reason (`Listing.ignored`): to say if all are hidden, else to warn."""
     counts = sorted(ignored.items(), key=lambda each: -each[1])

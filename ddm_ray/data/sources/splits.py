@@ -1,5 +1,6 @@
 """Splits that others made of a data set, by the names of folders and files: a run is of one of them, or of all."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -17,13 +18,16 @@ NAMES = {
 }
 """Splits by the names that folders and files give them, which are those that Hugging Face's `datasets` knows."""
 _WORD = re.compile(rf"(?:^|(?<=[-._ \d]))({'|'.join(NAMES)})(?=$|[-._ \d]|(?-i:(?<=[a-z])[A-Z]))", re.IGNORECASE)
+_COMMON = re.compile(r"data|sets?|images?|imgs?|[\W_]+", re.IGNORECASE)
+"""Words in the name of a split's folder, and of those above it, that aren't a class's."""
 
 
 @dataclass(frozen=True)
 class SplitName:
-    """The part of a path that names a split: its place, its text, the split, and the text without that and digits."""
+    """The part of a path that names a split: its place, its text, the split, and a class's words above and in it."""
 
     place: int
+    above: str
     part: str
     split: str
     rest: str
@@ -37,8 +41,9 @@ def _named(path: str) -> SplitName | None:
         return None
     place, match = min(matches, key=lambda each: each[1][0] != each[1].string)
     part = match.string.casefold()
-    rest = re.sub(r"\d", "", part.replace(match[0].casefold(), "", 1))
-    return SplitName(place, part, NAMES[match[0].casefold()], rest)
+    rest = _COMMON.sub("", re.sub(r"\d", "", part.replace(match[0].casefold(), "", 1)))
+    above = path[: len(path) - len(path.split("/", place)[-1])]
+    return SplitName(place, above if _COMMON.sub("", above) else "", part, NAMES[match[0].casefold()], rest)
 
 
 def split_of(path: str, by_folder: bool) -> SplitName | None:
@@ -55,22 +60,21 @@ def class_folder(path: str, split: str | None) -> str | None:
     `split`: see `data.split`. None if there is no such folder.
     """
     folders = path.split("/")[:-1]
-    if split is not None and (named := split_of(path, by_folder=True)):
-        folders = folders[named.place + 1 :] or folders[: named.place]
+    named = None if split is None else split_of(path, by_folder=True)
+    if named and (split != ALL or not (named.above or named.rest)):
+        folders = folders[named.place + 1 :] or folders[: None if split == ALL else named.place]
     return folders[0] if folders else None
 
 
 def _asks(named: Collection[SplitName], alone: bool, classes: Collection[str] | None) -> bool:
     """True if folders are splits, rather than those of classes that are called so.
 
-    Two that differ in the split alone are, as `a_train` and `a_test`, and so are all folders if nothing else is there.
+    Two that differ in the split alone are, as `a_train` and `a_test`, and so is `train` if nothing else is there.
     """
-    kinds = {(each.rest, each.split) for each in named}
+    kinds, rests = {(each.rest, each.split) for each in named}, {each.rest for each in named}
     if {each.part for each in named} & {name.casefold() for name in classes or ()}:
         return False
-    alike = len({rest for rest, _ in kinds}) < len(kinds)
-    several = len({split for _, split in kinds}) > 1
-    return alike or (alone and (several or (len(kinds) == 1 and classes is not None)))
+    return len(rests) < len(kinds) or (alone and classes is not None and rests == {""})
 
 
 def of_split(
@@ -91,9 +95,14 @@ def of_split(
     listed = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
     problem = f"data.source {url!r}: its files are of splits: {listed}"
     fix = Begin(field="data.split", value="train" if "train" in counts else next(iter(counts), ALL))
+    top = f"{os.path.commonpath([*sizes] or [''])}/"  # below others, only a class's last folder is a split
+    above = next((each.above for each in named.values() if top.startswith(each.above)), "")
+    if split == ALL and classes is not None and above:
+        raise DataError(f"{problem}, all in {above!r}; give that folder as data.source, or choose a split")
     if split is None:
         alone = len(named) == sum("/" in path for path in sizes)
-        asks = _asks(set(named.values()), alone, classes) if by_folder else len(counts) > 1
+        own = {each for path, each in named.items() if top.startswith(each.above) or path.count("/") == each.place + 1}
+        asks = _asks(own, alone, classes) if by_folder else len(counts) > 1
         if asks and len({named[path].split for path in known if path in named}) < 2:
             problem += "" if alone or classes is None else ", unless data.class_names names classes that are called so"
             raise DataError(f"{problem}; data.split chooses one of them, or {ALL}", fix)

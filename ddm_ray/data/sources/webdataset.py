@@ -1,6 +1,7 @@
 """WebDataset tars: consecutive members with one key form a sample; their extensions tell their roles."""
 
 import json
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Container, Iterator
@@ -15,9 +16,9 @@ from ddm_ray.data.reasons import CUT
 from ddm_ray.data.sources.chunks import IMAGE_BYTES, Encoded, EncodedChunk, Unit, chunked
 from ddm_ray.data.sources.collection import Collection, Format
 from ddm_ray.data.sources.collection import extension as extension_of
-from ddm_ray.data.sources.conditions import CLASSES, TEXTS, Conditions
+from ddm_ray.data.sources.conditions import CLASS_KEYS, TEXT_KEYS, Conditions
 from ddm_ray.data.sources.files import as_source_error
-from ddm_ray.data.sources.skipped import unread, why_path_skipped
+from ddm_ray.data.sources.skipped import unread, why_member_skipped
 from ddm_ray.errors import DataError
 from ddm_ray.plain_text import from_utf8, stripped
 from ddm_ray.spelling import some
@@ -41,6 +42,7 @@ _BEFORE_MEMBERS = {
     tarfile.SOLARIS_XHDTYPE,
 }
 _PIECE = 2**18
+_NUMBERED = re.compile(r"[\W_]*\d[\W\d_]*\.\w+")
 # tarfile raises these for odd headers, besides its own errors.
 _ODD = (ValueError, OverflowError, KeyError, RecursionError)
 
@@ -160,7 +162,7 @@ def _members(stream: _Counted, size: int, conditions: Conditions) -> Iterator[tu
                 folder, _, name = member.name.removeprefix("./").rpartition("/")
                 base, _, extension = name.partition(".")
                 base = base or ("…" if misnamed else "")
-                why = "" if misnamed or member.isdir() else why_path_skipped(member.name)
+                why = "" if misnamed or member.isdir() else why_member_skipped(folder, name)
                 if why and extension_of(name) in EXTENSIONS:
                     stream.skipped[why] += 1
                 # A rule of WebDataset: members named __something__ describe the tar.
@@ -274,13 +276,13 @@ class _Header(tarfile.TarInfo):
 def _rows_of(row_id: str, sample: _Sample, conditions: Conditions) -> list[Encoded]:
     """The row of a sample, and one of each other picture of its key, as a loss; all are losses if none can be chosen.
 
-    Beside `a.png`, `a.2.png` is another picture. `a.mask.png` isn't: an extension of words tells a member's role.
+    Beside `a.png`, `a.2.png` is another picture. `a.mask_0.png` isn't: an extension with letters tells its role.
     """
     own = [name for name in sample.members if _is_image(name, conditions)]
     others = [name for name in sample.members if name not in own and extension_of(name) in EXTENSIONS]
     if own:
         chosen = conditions.config.image_column
-        others = [name for name in others if not chosen and any(map(str.isdigit, name.rpartition(".")[0]))]
+        others = [name for name in others if not chosen and _NUMBERED.fullmatch(name)]
     if len(own + others) < 2:
         return [_row(row_id, sample, conditions)]
     key = row_id.rpartition("/")[2]
@@ -329,7 +331,7 @@ def _stated(members: dict[str, bytes | None], conditions: Conditions) -> object:
         fields = json.loads(_text(content, "json"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its json can't be read: {rejection(error)}") from None
-    keys = (chosen,) if chosen and chosen != "json" else TEXTS if conditions.captions else CLASSES
+    keys = (chosen,) if chosen and chosen != "json" else TEXT_KEYS if conditions.captions else CLASS_KEYS
     if not isinstance(fields, dict):
         raise ValueError("its json has no fields")
     if fields and not set(keys) & fields.keys():

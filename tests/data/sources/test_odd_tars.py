@@ -20,7 +20,7 @@ from tests.data.sources.test_sources import CONFIG, everything, picture, tar_of,
 ANY = DataConfig(num_classes=1)
 IMAGE = picture(0)
 SYSTEMS = ("p/@eaDir/0.png/THUMB.jpg", "p/@eaDir/1.png/THUMB.jpg", "p/#recycle/a.png", "__MACOSX/p/._0.png")
-HIDDEN = ("p/._0.png", "./p/.Trash/b.png")
+HIDDEN = ("p/._0.png", "./p/.b.png")
 COUNTED = "of its tar, 6 files aren't read: 2 in @eaDir (a system's), 2 hidden, 1 in #recycle (a "
 
 
@@ -32,9 +32,9 @@ def rows_of(folder: Path, *names: str, config: DataConfig = ANY) -> list[Encoded
 @pytest.mark.contract
 @pytest.mark.parametrize("others_first", [True, False])
 def test_pictures_that_systems_and_programs_leave_are_counted(tmp_path: Path, others_first: bool) -> None:
-    others, own = (*SYSTEMS, *HIDDEN), ("./p/0.png", "../p/1.png")
+    others, own = (*SYSTEMS, *HIDDEN), ("./p/.cache/0.png", "../p/1.png")
     rows = rows_of(tmp_path, *(others + own if others_first else own + others))
-    assert [row.id for row in rows] == ["x.tar/p/0", "x.tar/../p/1"]
+    assert [row.id for row in rows] == ["x.tar/p/.cache/0", "x.tar/../p/1"]
     assert rows[0].remark is None and (rows[1].remark or "").startswith(COUNTED)
     decoded = decode_rows(rows, ANY)
     assert decoded.ids == [row.id for row in rows] and not decoded.rejected

@@ -25,7 +25,7 @@ def test_several_images_of_one_key_are_as_many_losses(tmp_path):
 
 
 def test_pictures_beside_the_one_of_a_key_are_losses(tmp_path):
-    pictures = [(f"IMG.{ending}", IMAGE) for ending in ("png", "1.png", "2.png", "mask.png")]
+    pictures = [(f"IMG.{ending}", IMAGE) for ending in ("png", "1.png", "2.png", "mask_0.png", "depth16.png")]
     rows = tar_rows(tmp_path, *pictures, ("IMG.cls", b"1"))
     assert rows[0] == Encoded("x.tar/IMG", IMAGE, 1)
     problem = "several images have the key 'IMG', which ends at the first dot of a name: png, 1.png, 2.png"

@@ -47,6 +47,8 @@ def tar_rows(tmp_path, *members: tuple[str, bytes], config: DataConfig = CONFIG)
         ((("a.png", IMAGE), ("a.txt", b" a hen \n")), CAPTIONED, "a hen"),
         ((("a.png", IMAGE), ("a.json", b'{"prompt": "a hen"}')), CAPTIONED, "a hen"),
         ((("a.png", IMAGE), ("a.json", b'{"labels": 2}')), CONFIG, 2),
+        ((("a.png", IMAGE), ("a.json", b'{"text": "alt", "caption": "a hen"}')), CAPTIONED, "a hen"),
+        ((("a.png", IMAGE), ("a.json", b'{"class": "dog", "labels": 0, "cls": 1}')), CONFIG, 1),
         ((("a.png", IMAGE), ("a.cls", b"1.0")), CONFIG, 1),
         ((("a.png", IMAGE), ("a.cls", b"2.0")), {"class_names": ("1.0", "2.0", "3.0")}, 1),
         ((("a.png", IMAGE), ("a.json", '{"caption": "ein Huhn, schön"}'.encode())), CAPTIONED, "ein Huhn, schön"),

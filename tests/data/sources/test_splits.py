@@ -102,13 +102,19 @@ def test_a_split_that_is_not_there(tmp_path: Path) -> None:
         ({"bullet train": 2, "test tube": 1, "plane": 1}, {"num_classes": 3}),
         ({"bullet train": 2, "steam train": 1}, {"num_classes": 2}),
         ({"steam train": 2, "test train": 1}, {"class_names": ("steam train", "test train")}),
+        ({"bullet train": 2, "crash test": 1}, {"num_classes": 2}),
+        ({"bullet train": 2, "crash test": 1}, {"num_classes": 2, "split": "all"}),
+        ({"alice/test": 1, "bob/dev": 2}, {"num_classes": 2}),
+        ({"alice/test": 1, "bob/dev": 2}, {"num_classes": 2, "split": "all"}),
         ({"Val Thorens": 2, "test shots": 1, "photos": 1}, {"num_classes": 1}),
     ],
 )
 def test_classes_may_have_such_names(tmp_path: Path, splits: dict[str, int], config: dict) -> None:
     source = folders(tmp_path, splits)
-    rows = everything(open_source(DataConfig(source=source, **config), source))
+    opened = open_source(DataConfig(source=source, **config), source)
+    rows, expected = everything(opened), tuple(sorted({name.partition("/")[0] for name in splits}))
     assert len(rows) == 2 * sum(splits.values()) and all(row.problem is None for row in rows)
+    assert config.get("num_classes", 1) == 1 or opened.list().classes == expected
 
 
 def test_classes_beside_others_that_look_like_splits_have_to_be_named(tmp_path: Path) -> None:
@@ -116,8 +122,19 @@ def test_classes_beside_others_that_look_like_splits_have_to_be_named(tmp_path: 
     source = folders(tmp_path, dict.fromkeys(names, 2), ("",))
     with pytest.raises(DataError, match=r"of train, unless data\.class_names names classes that are called so; "):
         open_source(DataConfig(source=source, num_classes=4), source).list()
-    rows = everything(open_source(DataConfig(source=source, class_names=names), source))
-    assert sorted(row.condition for row in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
+    for config in (DataConfig(source=source, class_names=names), DataConfig(source=source, num_classes=4, split="all")):
+        rows = everything(open_source(config, source))
+        assert sorted(row.condition for row in rows) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_classes_of_all_splits_lie_directly_in_the_source(tmp_path: Path) -> None:
+    """A folder above the splits would be the only class."""
+    folders(tmp_path / "imagenet")
+    with pytest.raises(DataError, match="4 of validation, all in 'imagenet/'; give that folder as "):
+        open_source(DataConfig(source=str(tmp_path), split="all", num_classes=2), str(tmp_path)).list()
+    source = str(tmp_path / "imagenet")
+    opened = open_source(DataConfig(source=source, split="all", num_classes=2), source)
+    assert opened.list().classes == ("cat", "dog")
 
 
 def test_a_split_may_lie_within_its_class(tmp_path: Path) -> None:
