@@ -48,7 +48,8 @@ def why_member_skipped(folder: str, name: str) -> str:
 def unread(ignored: Mapping[str, int]) -> tuple[list[str], list[str]]:
     """Lines on files that aren't read, by the reason (`Listing.ignored`): to say if all are hidden, else to warn."""
     counts = sorted(ignored.items(), key=lambda each: -each[1])
-    convert = "; convert photographs to JPEG or PNG first" if TO_CONVERT & ignored.keys() else ""
+    photographs = ", ".join(sorted(TO_CONVERT & ignored.keys()))
+    convert = f"; convert the photographs ({photographs}) to JPEG or PNG first" if photographs else ""
     line = f"{sum(ignored.values())} files aren't read: {', '.join(f'{count} {why}' for why, count in counts)}{convert}"
     return ([line], []) if ignored.keys() == {HIDDEN} else ([], [line] if ignored else [])
 

@@ -43,7 +43,7 @@ def test_a_messy_folder_is_described(messy: Path) -> None:
     assert seen.folders == {"blue": 10, "green": 10, "red": 11}
     ignored, outside, broken = seen.warnings
     assert ignored.startswith("5 files aren't read: 2 .heic, ")
-    assert ignored.endswith("; convert photographs to JPEG or PNG first")
+    assert ignored.endswith("; convert the photographs (.heic) to JPEG or PNG first")
     assert outside == "images in no class's folder are left out: 1"
     assert broken.startswith("blue/002.png can't be used: ")
 

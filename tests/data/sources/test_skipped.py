@@ -118,5 +118,5 @@ def test_a_run_in_the_folder_of_its_own_images(photos: Path) -> None:
 def test_files_that_only_hide_are_said_and_others_are_a_warning() -> None:
     assert unread({}) == ([], [])
     assert unread({"hidden": 2}) == (["2 files aren't read: 2 hidden"], [])
-    convert = "; convert photographs to JPEG or PNG first"
+    convert = "; convert the photographs (.heic) to JPEG or PNG first"
     assert unread({"hidden": 1, ".heic": 3}) == ([], [f"4 files aren't read: 3 .heic, 1 hidden{convert}"])
