@@ -50,7 +50,7 @@ class SamplingSettings(StrictModel):
         + ", ".join(f"{name} {s.order}/{s.evaluations}{' (draws noise)' * s.draws}" for name, s in SOLVERS.items())
         + ".",
     )
-    steps: int = Field(default=STEPS, gt=0, le=10_000, strict=True, description="Steps of the solver.")
+    steps: int = Field(default=STEPS, gt=0, le=1_000_000, strict=True, description="Steps of the solver.")
     times: TimeGrid = Field(
         default=TIMES, description="Time grid of the steps: uniform, cosine or shifted-S (S > 1: dense near noise)."
     )
