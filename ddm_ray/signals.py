@@ -40,7 +40,7 @@ def signals_end_it() -> Iterator[None]:
 def first_signal_noted(*others: signal.Signals, second_ends: bool = True) -> Iterator[threading.Event]:
     """Yield an event that is set once such a signal, or one of the `others`, has come. The second one raises Ended.
 
-    `second_ends` false: it doesn't, nor any other.
+    `second_ends` false: later signals do nothing.
     """
     came = threading.Event()
 

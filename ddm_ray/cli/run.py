@@ -19,6 +19,7 @@ from ddm_ray.spelling import some
 PIPE_COLUMNS = 80
 """Width of a table that isn't for a terminal."""
 MAX_SECONDS = 1e6
+"""Longest pause of --every and --stalled-after: eleven days."""
 
 
 @main.command(cls=SourcesCommand)

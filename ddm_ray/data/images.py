@@ -35,7 +35,7 @@ MAX_PIXELS = 89_478_485
 DIM = "it has 16 bits and no value above 4095, so it is nearly black; if its values have 12 bits, multiply them by 16"
 UNTURNED = "its XMP, or its EXIF as a text, can't be read, so it isn't turned as that may say"
 CLEAR = "its transparent colour has 16 bits, of which the last 8 aren't compared"
-HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"heif", b"mif1", b"msf1"})
+HEIC = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"heif", b"mif1", b"msf1"})  # brands of files
 DECODER_ERRORS = (
     OSError,
     SyntaxError,
@@ -70,7 +70,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _COLOURS = frozenset({b"iCCP", b"cICP", b"gAMA", b"cHRM"})
 _MEANT = frozenset({b"tRNS", b"eXIf"})
 _SHOWN = _MEANT | {b"XML:com.adobe.xmp", b"Raw profile type exif"}
-"""Types of chunks, and names of texts, that say how to show a PNG's pixels, besides the critical chunks."""
+"""Types of a PNG's chunks, and names of its texts: on its colours; those without which it is refused; on its shape."""
 # Images of more than _LARGE pixels are converted and shrunk in bands of _BAND pixels.
 _LARGE, _BAND = 2**24, 2**21
 

@@ -23,7 +23,7 @@ _CODES = re.compile(rb"(?:cICP|nclx\0)(.)\0?(.)", re.DOTALL)
 _AS_SRGB = ({1, 2, 5, 6}, {1, 2, 6, 13})
 """Codes that are those of sRGB, nearly those, or say nothing."""
 _GAMMA, _PRIMARIES = 1 / 2.2, (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
-"""Of sRGB, as PNG tells them."""
+"""Gamma and chromaticities of sRGB, as PNG states them."""
 
 
 def in_srgb(image: Image.Image) -> tuple[Image.Image, str]:

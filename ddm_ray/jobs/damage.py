@@ -17,12 +17,12 @@ from ddm_ray.store.checksummed import read_sealed, sha256, unseal
 
 REQUESTS = 8
 _POINTER = re.compile(r"_[a-z]+/[A-Z]+\.json")
-_NAMED_BY_ONE = re.compile(r"_[a-z]+/[0-9a-f]{16}\.\w+")
+_NAMED_BY_POINTER = re.compile(r"_[a-z]+/[0-9a-f]{16}\.\w+")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file `name` of an artifact, or its manifest, that is gone or altered. `what`: as `gone`."""
+    """A file `name` of an artifact, or its manifest. `what` is wrong with it, as `gone or cut short`."""
 
     artifact: Artifact
     name: str
@@ -126,7 +126,7 @@ def _of_records(run: Run, manifest: Manifest, sizes: Mapping[str, int]) -> Itera
     with_pointer = {FOLDER, *(name.partition("/")[0] for name in sizes if _POINTER.fullmatch(name))}
     for name in sizes:
         key = f"{artifact}/{name}"
-        if _NAMED_BY_ONE.fullmatch(name) and name.partition("/")[0] not in with_pointer:
+        if _NAMED_BY_POINTER.fullmatch(name) and name.partition("/")[0] not in with_pointer:
             yield Damage(artifact, name, "the record that names it is gone")
         try:
             if name.startswith(f"{RECORDS}/"):

@@ -15,7 +15,7 @@ from ddm_ray.spelling import one_line, printable
 # Metadata services of clouds. A client without a key asks them for one.
 _KEY_SERVICE = re.compile(r"http://(169\.254\.169\.254|metadata\.google\.internal)")
 ELSEWHERE = "make room there, or name another folder by TMPDIR"
-"""Remedy for a temporary folder that is full, or closed to this user."""
+"""Remedy for a temporary folder that is full, or that this user may not write to."""
 FULL_BYTES = 2**20
 """A disk with less room is taken for the full one."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -64,7 +64,7 @@ def temporary_folder() -> str:
 def as_temporary_error(folder: str | None = None, elsewhere: str = ELSEWHERE) -> AbstractContextManager[None]:
     """Turn local disk errors in a temporary folder, by default the system's, into a StorageError of one line.
 
-    `elsewhere`: the remedy if the folder is full, or closed to this user.
+    `elsewhere`: the remedy if the folder is full, or if this user may not write to it.
     """
     fixes = _MENDED | dict.fromkeys((*_FULL, errno.EACCES, errno.EPERM, errno.EROFS), elsewhere)
     return as_storage_error(folder or temporary_folder(), fixes=fixes)

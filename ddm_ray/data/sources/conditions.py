@@ -13,7 +13,7 @@ CLASSES = ("label", "labels", "fine_label", "class", "cls")
 TEXTS = ("text", "caption", "prompt")
 """Usual names of columns that state a class or a text; the first one that is there counts."""
 CLASS_KEYS, TEXT_KEYS = ("label", "cls", "class", "labels", "fine_label"), ("caption", "text", "prompt")
-"""The same of keys in JSON, in the order of their own."""
+"""Usual keys in JSON; the first one that is there counts."""
 MAX_LETTERS = 2**16
 """Maximum length of a caption."""
 _NUMBER = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")

@@ -36,12 +36,12 @@ def why_skipped(name: str) -> str:
 
 
 def why_path_skipped(path: str) -> str:
-    """The same of a file by its folders and its name."""
+    """Why a file is skipped, by the names of its folders and its own; "" if it isn't."""
     return next((why for part in path.split("/") if part.strip(".") and (why := why_skipped(part))), "")
 
 
 def why_member_skipped(folder: str, name: str) -> str:
-    """The same of a member of a tar, which may have been packed below a hidden folder."""
+    """Why a member of a tar is skipped. The tar may have been packed below a hidden folder, which says nothing."""
     return why_skipped(next((part for part in folder.split("/") if part.casefold() in SYSTEM), name))
 
 

@@ -41,7 +41,7 @@ def opening_advice(phrase: Callable[[Fix], str]) -> str:
 
 
 def servable(args: ServeArgs) -> tuple[Run, list[Version]]:
-    """A run and its weights that would be served now: the mixture's, and those of the dense network if it is asked for.
+    """A run and its weights that would be served now: the mixture's, and those of the network that `dense` names.
 
     Raises as `require_servable` for runs, weights and pins.
     """
