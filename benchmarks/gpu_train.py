@@ -93,7 +93,7 @@ def _engine(model: nn.Module, precision: str, **placement: Any) -> Iterator[Any]
     """An engine in a world, closed also after an error: DeepSpeed's hooks would hold its memory."""
     from ddm_ray.train.engine import Engine
 
-    train = TrainConfig.model_validate({"steps": 1, "global_batch": 4, "weight_decay": 0.0, "precision": precision})
+    train = TrainConfig.model_validate({"steps": 1, "batch": 4, "weight_decay": 0.0, "precision": precision})
     engine = Engine(model, train, TrainPlacement.model_validate(placement))
     try:
         yield engine

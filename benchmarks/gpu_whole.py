@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 EXPERT, PATIENCE_SECONDS = expert(0), 200.0
-TINY_TRAIN = "expert.train={steps: 40, global_batch: 16, learning_rate: 1.0e-3, warmup_steps: 0, ema_decay: 0.9}"
-TRAIN_XL = "expert.train={steps: 400, global_batch: 256, learning_rate: 2.0e-4, ema_decay: 0.99, precision: bf16}"
+TINY_TRAIN = "expert.train={steps: 40, batch: 8, learning_rate: 1.0e-3, warmup_steps: 0, ema_decay: 0.9}"
+TRAIN_XL = "expert.train={steps: 400, batch: 128, learning_rate: 2.0e-4, ema_decay: 0.99, precision: bf16}"
 
 
 def rows(asked: "Asked") -> None:

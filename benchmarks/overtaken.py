@@ -23,7 +23,7 @@ from tests.train.ray.site import Site
 from tests.train.results import apart
 
 # So many that the owner looks while the other one still trains.
-STEPS = ["expert.train.steps=8000", "expert.train.global_batch=12"]
+STEPS = ["expert.train.steps=8000", "expert.train.batch=6"]
 MOST_SECONDS = 60.0
 
 

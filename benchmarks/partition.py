@@ -42,7 +42,7 @@ SIZES = {"rows": 1_000_000, "fewer": 200_000, "nodes": 3, "store_mib": 1024, "sa
 QUICK = {"rows": 20_000, "fewer": 10_000, "nodes": 3, "store_mib": 128, "sample_rows": 1_000_000}
 MEASURES = ("nodes", "killed", "memory")
 LATENTS = ("data.image_size=32", "data.channels=4", "data.latents={autoencoder: none, scale: 1.0}")
-SETTINGS = (*LATENTS, "partition.num_clusters=8", "partition.num_fine=1024", "expert.train.global_batch=64")
+SETTINGS = (*LATENTS, "partition.num_clusters=8", "partition.num_fine=1024", "expert.train.batch=8")
 DIM, PART_ROWS = 384, 512
 # Of all rows' bytes; of the time without a death; rows a second, of those of one process; peak memory.
 MOST_DISK, MOST_TIME, MOST_SLOWER, MOST_MEMORY = 0.6, 1.25, 1 / 0.8, 1.15

@@ -58,7 +58,7 @@ PROBE_CHECKPOINT_STEPS = 4
 
 
 def settings(steps: int) -> list[str]:
-    return [f"expert.train.steps={steps}", f"expert.train.global_batch={BATCH}"]
+    return [f"expert.train.steps={steps}", f"expert.train.batch={BATCH // 2}"]
 
 
 def undisturbed(folder: Path, steps: int, legs: list[dict]) -> list[Run]:

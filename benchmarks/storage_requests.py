@@ -101,7 +101,7 @@ def others(counts: Counter[str]) -> int:
 
 def measure_train(args: argparse.Namespace, folder: Path, server: str, report: Report) -> None:
     """What `ddm train` asks for once it has settled."""
-    endless = ("expert.train.steps=10000000", "expert.train.global_batch=12")
+    endless = ("expert.train.steps=10000000", "expert.train.batch=6")
     url = upload(Path(make_data(str(folder / "run"), settings=endless).url), "train")
     log = folder / "log"
     with leading_through(server) as wire, log.open("wb") as sink:

@@ -49,7 +49,7 @@ EXPERT = (
     "data.channels=4",
     "data.latents={autoencoder: none, scale: 1.0}",
     "expert.model={patch_size: 2, width: 128, depth: 4, heads: 4}",
-    "expert.train.global_batch=16",
+    "expert.train.batch=8",
 )
 SIZES = {
     "rounds": 4,

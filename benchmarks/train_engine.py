@@ -130,7 +130,7 @@ class Ours(Side):
         from ddm_ray.train.engine import Engine
 
         super().__init__(size, batch)
-        train = TrainConfig(steps=1, global_batch=batch, ema_decay=DECAY, clip_norm=CLIP)
+        train = TrainConfig(steps=1, batch=batch, ema_decay=DECAY, clip_norm=CLIP)
         self._engine = Engine(self.model, train, TrainPlacement())
 
     def __call__(self) -> float:

@@ -38,7 +38,7 @@ Case = tuple[int, str, tuple[int, ...]]
 def settings(precision: str) -> tuple[str, ...]:
     """Of the tiny recipe's runs."""
     train = "expert.train"
-    return f"{train}.steps={STEPS}", f"{train}.global_batch={2 * BATCH}", f"{train}.precision={precision}"
+    return f"{train}.steps={STEPS}", f"{train}.batch={BATCH}", f"{train}.precision={precision}"
 
 
 def legs(zero_stage: int, worlds: Sequence[int]) -> list[dict[str, Any]]:

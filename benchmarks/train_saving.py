@@ -37,9 +37,7 @@ def measure(repeats: int, folder: str, width: int, depth: int) -> dict[str, list
     torch.manual_seed(0)
     figures: dict[str, list[float]] = {name: [] for name in ("save", "copy", "quiet", "beside", "steps", "writing")}
     with local.world():
-        engine = Engine(
-            DiT(**MODEL, width=width, depth=depth), TrainConfig(steps=1, global_batch=BATCH), TrainPlacement()
-        )
+        engine = Engine(DiT(**MODEL, width=width, depth=depth), TrainConfig(steps=1, batch=BATCH), TrainPlacement())
         saver = StateWriter(claim(Store(folder), "experts/000"), Identity({}), keep=1)
         x_BCHW = torch.randn(BATCH, MODEL["channels"], MODEL["image_size"], MODEL["image_size"])
         t_B, label_B = torch.rand(BATCH), torch.arange(BATCH) % 10

@@ -100,7 +100,7 @@ def command(folder: Path) -> float:
     """Seconds of `ddm train` until its first step is done, by its heartbeat."""
     from tests.random_run import make_data
 
-    url = make_data(str(folder / "run"), settings=("expert.train.steps=1000000", "expert.train.global_batch=12")).url
+    url = make_data(str(folder / "run"), settings=("expert.train.steps=1000000", "expert.train.batch=6")).url
     heartbeat = Path(url) / "experts/000/attempts/0001/HEARTBEAT"
     began = time.perf_counter()
     train = [sys.executable, "-c", "from ddm_ray.cli import main; main()", "train", url, "expert", "0"]
@@ -120,7 +120,7 @@ def command(folder: Path) -> float:
 def steps(folder: Path) -> float:
     """Seconds of a training of 300 steps."""
     model = "expert.model={patch_size: 2, width: 128, depth: 4, heads: 4}"
-    return _training(folder, ("expert.train.steps=300", "expert.train.global_batch=64", model))
+    return _training(folder, ("expert.train.steps=300", "expert.train.batch=32", model))
 
 
 def host(folder: Path) -> float:
@@ -137,7 +137,7 @@ def host(folder: Path) -> float:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    train = TrainConfig.model_validate({"steps": 1, "global_batch": 2, "precision": "bf16"})
+    train = TrainConfig.model_validate({"steps": 1, "batch": 2, "precision": "bf16"})
     size = {"image_size": 4, "channels": 1, "num_classes": 10, "patch_size": 2, "width": 16, "depth": 28, "heads": 2}
     engine = Engine(DiT(**size), train, placement.TrainPlacement())
     x_BCHW, label_B = torch.randn(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64)

@@ -68,7 +68,7 @@ def student_of(change: dict[str, Any], seed: int, steps: int) -> list[str]:
     """Settings of a student with a change."""
     train = {
         "steps": steps * change.get("steps", 1),
-        "global_batch": 32 * change.get("batch", 1),
+        "batch": 32 * change.get("batch", 1),
         "learning_rate": 3.0e-3 * change.get("rate", 1.0),
         "warmup_steps": 50,
         "ema_decay": change.get("ema", 0.997),

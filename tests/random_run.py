@@ -80,9 +80,9 @@ TEXTS = (
     "data.text={encoder: none, tokens: 5, dim: 6, pooled_dim: 3}",
     "partition.num_clusters=2",
     "expert.model={patch_size: 2, width: 16, depth: 1, heads: 2}",
-    "expert.train={steps: 3, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5, condition_dropout: 0.3}",
+    "expert.train={steps: 3, batch: 4, learning_rate: 1.0e-3, ema_decay: 0.5, condition_dropout: 0.3}",
     "router.model={patch_size: 2, width: 16, depth: 1, heads: 2}",
-    "router.train={steps: 3, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5, condition_dropout: 0.3}",
+    "router.train={steps: 3, batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5, condition_dropout: 0.3}",
 )
 
 
@@ -132,23 +132,19 @@ def make_run(
 
 def publish_models(run: Run, spread: float = 0.05) -> None:
     """Experts, router and monolith of a partitioned run as if trained; see `make_run`."""
-    data, steps, num_clusters = (
-        run.config.data,
-        run.config.expert.train.steps,
-        run.config.partition.num_clusters,
-    )
+    data, num_clusters = run.config.data, run.config.partition.num_clusters
     shape = {"image_size": data.image_size, "channels": data.channels, "num_classes": data.num_classes}
-    batch = run.config.expert.train.global_batch
     denoisers = [*run.experts, MONOLITH]
     for number, artifact in enumerate(denoisers):
         model = _perturbed(lambda: DiT(**shape, **run.config.expert.model.model_dump()), number, spread)
-        publish(run, artifact, model, steps, batch if artifact == MONOLITH else batch // num_clusters)
+        train = (run.config.monolith if artifact == MONOLITH else run.config.expert).train
+        publish(run, artifact, model, train.steps, train.batch)
     router = _perturbed(
         lambda: Router(num_experts=num_clusters, **shape, **run.config.router.model.model_dump()),
         1000,
         spread,
     )
-    publish(run, ROUTER, router, run.config.router.train.steps, run.config.router.train.global_batch)
+    publish(run, ROUTER, router, run.config.router.train.steps, run.config.router.train.batch)
 
 
 def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: int) -> None:

@@ -28,8 +28,13 @@ def refusal(*changes: str, recipe: str = "tiny") -> str:
 def test_a_shipped_recipe_loads_and_survives_json(name: str) -> None:
     config = load_recipe(name)
     assert config.name == name
-    assert config.expert.train.global_batch % config.partition.num_clusters == 0
+    assert config.monolith.train.batch == config.expert.train.batch * config.partition.num_clusters
     assert parse_config(json.loads(json.dumps(config.model_dump(mode="json"))), "here") == config
+
+
+def test_a_batch_by_its_older_name_is_that_of_all_experts() -> None:
+    older = load_recipe("tiny", ("expert.train.global_batch=12", "router.train.global_batch=12"))
+    assert older == load_recipe("tiny", ("expert.train.batch=6", "router.train.batch=12"))
 
 
 def test_settings_apply_in_order() -> None:
@@ -91,7 +96,7 @@ def test_a_setting_may_name_a_part_that_the_recipe_leaves_out(tmp_path: Path) ->
         (["flow.path=cosine"], "expert.model.analytic_skip is for the velocity of the linear path: leave it out"),
         (
             ["expert.train.global_batch=33"],
-            "expert.train.global_batch (33) must be a multiple of partition.num_clusters (2)",
+            "expert.train.global_batch (33) can't be shared by 2 experts: set expert.train.batch",
         ),
         (["partition.num_fine=1"], "partition: num_fine (1) must be at least num_clusters (2)"),
         (["expert.model.heads=3"], "expert.model: width (32) must be a multiple of heads (3) and of 4"),

@@ -12,7 +12,7 @@ from ddm_ray.core.names import ScheduleName
 from ddm_ray.core.schedules import learning_rate
 from ddm_ray.errors import ConfigError
 
-STEPS = {"steps": 100, "global_batch": 8}
+STEPS = {"steps": 100, "batch": 8}
 DIFFUSERS = "train.mask_ratio is 0.5, but FluxTransformer2DModel takes all tokens"
 
 
@@ -73,7 +73,7 @@ def test_every_training_that_is_accepted_has_its_rates(schedule: str, steps: int
     ("settings", "message"),
     [
         (
-            ("expert.train.condition_dropout=0", "student.train={steps: 3, global_batch: 4}"),
+            ("expert.train.condition_dropout=0", "student.train={steps: 3, batch: 4}"),
             "student.train.condition_dropout needs teachers that know the null condition: set expert.train",
         ),
         (
@@ -85,7 +85,7 @@ def test_every_training_that_is_accepted_has_its_rates(schedule: str, steps: int
             "student.guidance_scale needs teachers that know the null condition: set router.train",
         ),
         (
-            ("sample.guidance_scale=3.0", "student.train={steps: 3, global_batch: 4, condition_dropout: 0}"),
+            ("sample.guidance_scale=3.0", "student.train={steps: 3, batch: 4, condition_dropout: 0}"),
             "student.train.condition_dropout is 0, and sample.guidance_scale 3.0 needs a null condition",
         ),
         (("student.teacher=sticky",), "student.teacher: 'sticky' holds experts along an image's way"),
@@ -99,4 +99,4 @@ def test_a_student_that_cannot_be_taught_is_refused(settings: tuple[str, ...], m
 
 def test_a_student_of_masked_experts_leaves_tokens_out_only_if_it_can() -> None:
     with pytest.raises(ConfigError, match=r"student: train.mask_ratio is 0.5, but \w+2DModel takes all tokens"):
-        load_recipe("ddm-24b", ("student.train={steps: 3, global_batch: 4, mask_ratio: 0.5}",))
+        load_recipe("ddm-24b", ("student.train={steps: 3, batch: 4, mask_ratio: 0.5}",))

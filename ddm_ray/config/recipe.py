@@ -5,6 +5,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from ddm_ray.config.older import JOBS
 from ddm_ray.config.run import RunConfig, parse_config
 from ddm_ray.config.yaml_fields import read_setting, read_yaml
 from ddm_ray.errors import ConfigError
@@ -62,6 +63,9 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     if isinstance(fields.get("data"), dict) and named & CONDITIONS:
         for other in CONDITIONS - named:  # the recipe's own conditions make way
             fields["data"].pop(other.removeprefix("data."), None)
+    for job in JOBS:
+        if f"{job}.train.global_batch" in named and f"{job}.train.batch" not in named:
+            fields[job]["train"].pop("batch", None)  # and a batch for its older name
     if isinstance(fields.get("embedder"), dict) and "embedder.kind" in named:
         for name in NETWORK - named:  # so do fields of a network of another kind
             fields["embedder"].pop(name.removeprefix("embedder."), None)

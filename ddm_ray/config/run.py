@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
 from ddm_ray.config.fields import meant_field
 from ddm_ray.config.networks import FlowConfig, NetworkConfig
+from ddm_ray.config.older import with_own_batches
 from ddm_ray.config.sampling import EvaluateConfig, SamplingSettings
 from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.config.training import DenoiserJob, RouterJob, StudentJob, TrainConfig, require_all_tokens
@@ -39,28 +40,35 @@ class RunConfig(StrictModel):
     )
 
     @property
+    def monolith(self) -> DenoiserJob:
+        """The monolith: a network like an expert, and all experts' batches together (equal FLOPs; paper, section 4)."""
+        train = self.expert.train
+        together = train.batch * self.partition.num_clusters
+        return self.expert.model_copy(update={"train": train.model_copy(update={"batch": together})})
+
+    @property
     def student_model(self) -> NetworkConfig:
         """The student's network: one like an expert unless it says otherwise."""
         return self.student.model or self.expert.model
 
     @property
     def student_train(self) -> TrainConfig:
-        """The student's schedule: its own, or the experts' at a quarter of the batch (paper, section 4).
+        """The student's schedule: its own, or the monolith's at a quarter of the batch (paper, section 4).
 
         Without one of its own it begins as `student.start` says, whatever the experts begin with.
         """
-        train = self.expert.train
-        changes = {"global_batch": max(1, train.global_batch // 4), "init_from": None}
+        train = self.monolith.train
+        changes = {"batch": max(1, train.batch // 4), "init_from": None}
         return self.student.train or train.model_copy(update=changes)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older_names(cls, fields: Any) -> Any:
+        return with_own_batches(fields)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        clusters, batch = self.partition.num_clusters, self.expert.train.global_batch
-        if batch % clusters:
-            raise ValueError(
-                f"expert.train.global_batch ({batch}) must be a multiple of"
-                f" partition.num_clusters ({clusters}), so that experts and monolith cost the same"
-            )
+        clusters = self.partition.num_clusters
         dropout = self.expert.train.condition_dropout
         if dropout == 0 and self.sample.guidance_scale != 1:
             raise ValueError(

@@ -38,8 +38,8 @@ class TrainConfig(StrictModel):
     """
 
     steps: PositiveInt = Field(description="some thousand for a look, a hundred thousand and more for good images")
-    global_batch: PositiveInt = Field(
-        description="rows a step: the monolith's; each expert takes its K-th part, so a multiple of num_clusters"
+    batch: PositiveInt = Field(
+        description="rows a step; of expert.train those of each expert, of which the monolith takes the sum"
     )
     optimizer: OptimizerName = Field(default="adamw", description="what makes steps of gradients")
     learning_rate: float = Field(
@@ -114,7 +114,10 @@ def require_all_tokens(model: NetworkConfig, train: TrainConfig) -> None:
 
 
 class DenoiserJob(StrictModel):
-    """The experts and the monolith: same model, same steps, equal FLOPs in total."""
+    """The experts and the monolith: same model, same steps, equal FLOPs in total.
+
+    The batch is that of one expert. The monolith's is the sum over all experts.
+    """
 
     model: Denoiser = Field(description="the network")
     train: TrainConfig = Field(description="the schedule")

@@ -12,6 +12,8 @@ from typing import Any, Literal, Self
 
 from ddm_ray.config import RunConfig
 from ddm_ray.config.longer import Part
+from ddm_ray.run import fields
+from ddm_ray.run.fields import Reads
 from ddm_ray.run.info import (
     BeginningInfo,
     CentroidsInfo,
@@ -99,7 +101,7 @@ class Kind:
     member: str | None = None
     stage: Stage
     info: type[Info]
-    reads: Callable[[RunConfig], tuple[str, ...]]
+    reads: Reads
     inputs: Callable[[RunConfig, Artifact], tuple[Artifact, ...]]
     needed: Callable[[RunConfig], bool] = lambda config: False
     optional: bool = False
@@ -164,10 +166,6 @@ def _if_replayed(config: RunConfig) -> bool:
     return bool(config.router.replay)
 
 
-def _rows_read(config: RunConfig) -> tuple[str, ...]:
-    return ("data",) if config.partition.given else ("data", "embedder")
-
-
 def _rows_of_shard(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     assert artifact.cluster is not None
     return (owner_rows(artifact.cluster),) if config.partition.given else (ROWS,)
@@ -197,19 +195,12 @@ def _expert_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     return (PARTITION, expert(artifact.cluster))
 
 
-def _constant(*names: str) -> Callable[[RunConfig], tuple[str, ...]]:
-    return lambda config: names
-
-
-_TRAINED = ("data", "flow", "partition.num_clusters")
-
-
 def _partitioned(**others: Any) -> Kind:
-    return Kind(stage="partition", reads=_constant("partition"), **others)
+    return Kind(stage="partition", reads=fields.reading("partition"), **others)
 
 
-def _trained(*parts: Part, **others: Any) -> Kind:
-    return Kind(stage="train", info=TrainedInfo, reads=_constant(*_TRAINED, *parts), part=parts[-1], **others)
+def _trained(**others: Any) -> Kind:
+    return Kind(stage="train", info=TrainedInfo, **others)
 
 
 KINDS = {
@@ -217,7 +208,7 @@ KINDS = {
         member="beginnings/{}",
         stage="begin",
         info=BeginningInfo,
-        reads=_constant("data", "flow"),
+        reads=fields.reading("data", "flow"),
         inputs=lambda *_: (),
     ),
     "rows": Kind(
@@ -226,7 +217,7 @@ KINDS = {
         stage="prepare",
         info=RowsInfo,
         needed=_always,
-        reads=_rows_read,
+        reads=fields.of_rows,
         inputs=lambda *_: (),
         units="units of the source",
     ),
@@ -239,31 +230,46 @@ KINDS = {
     ),
     "partition": _partitioned(path="partition", info=PartitionInfo, inputs=_rows_of_partition, needed=_always),
     "report": _partitioned(path="partition/report", info=ReportInfo, inputs=lambda *_: (PARTITION,), optional=True),
-    "expert": _trained("expert", member="experts/{:03d}", inputs=_shard_of_expert, needed=_always),
+    "expert": _trained(
+        member="experts/{:03d}", reads=fields.of_denoiser, part="expert", inputs=_shard_of_expert, needed=_always
+    ),
     "replay": Kind(
         member="replay/cluster={:03d}",
         stage="replay",
         info=ShardInfo,
-        reads=_constant(*_TRAINED, "expert", "sample", "router.replay"),
+        reads=fields.of_replay,
         inputs=_expert_of,
         needed=_if_replayed,
         units="portions of images",
     ),
     "router": _trained(
-        "router",
         path="router",
+        reads=fields.reading("data", "flow", "partition.num_clusters", "router"),
+        part="router",
         inputs=_examples_of_router,
         needed=lambda config: _if_pooled(config) or _if_replayed(config),
     ),
-    "monolith": _trained("expert", path="monolith", inputs=lambda *_: (PARTITION,), needed=_if_pooled, extra=True),
+    "monolith": _trained(
+        path="monolith",
+        reads=fields.of_denoiser,
+        part="expert",
+        inputs=lambda *_: (PARTITION,),
+        needed=_if_pooled,
+        extra=True,
+    ),
     "student": _trained(
-        "expert", "student", path="student", inputs=_teachers_of_student, needed=_if_pooled, extra=True
+        path="student",
+        reads=fields.of_student,
+        part="student",
+        inputs=_teachers_of_student,
+        needed=_if_pooled,
+        extra=True,
     ),
     "evaluation": Kind(
         member="eval/{}",
         stage="evaluate",
         info=EvaluationInfo,
-        reads=_constant("evaluate", "sample"),
+        reads=fields.reading("evaluate", "sample"),
         inputs=lambda config, _: trained_of(config),
         optional=True,
         units="portions of images",
@@ -272,7 +278,7 @@ KINDS = {
         member="references/{}",
         stage="evaluate",
         info=ReferenceInfo,
-        reads=_constant("data", "partition.num_clusters", "evaluate.features", "evaluate.real_rows", "evaluate.seed"),
+        reads=fields.reading("data", "evaluate.features", "evaluate.real_rows", "evaluate.seed"),
         inputs=lambda *_: (PARTITION,),
         optional=True,
         surveyed=False,

@@ -1,12 +1,12 @@
 """Fields of the configuration that belong to an artifact's identity: those that its stage reads."""
 
 from contextlib import suppress
-from operator import attrgetter
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from ddm_ray.config import RunConfig
+from ddm_ray.config.older import own_batch
 from ddm_ray.run.graph import KINDS, Artifact
 
 PLACEMENT = {
@@ -16,13 +16,15 @@ PLACEMENT = {
     "init_from": ("source", "network"),  # an input, by its content
 }
 """Fields, by section, that say where something lies or runs and don't affect the result."""
+_NUM_CLUSTERS = "num_clusters"
+"""A field that identities of trained artifacts had in older versions, when experts shared a batch."""
 
 
 def fields_of(config: RunConfig, artifact: Artifact) -> dict[str, Any]:
     """The fields of the configuration that an artifact's stage reads and its identity holds, by their last names."""
-    everything = config.model_dump(mode="json")
-    fields = {path.rpartition(".")[2]: _at(everything, path) for path in KINDS[artifact.kind].reads(config)}
-    return _without_placement(fields)
+    return _without_placement(
+        {name: _plain(part) for name, part in KINDS[artifact.kind].reads(config, artifact.cluster).items()}
+    )
 
 
 def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> dict[str, Any]:
@@ -30,12 +32,15 @@ def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> 
 
     Fields that can't be read any more are left as they are, so that they drift.
     """
-    spelled = dict(fields)
-    for path in KINDS[artifact.kind].reads(config):
-        name, part = path.rpartition(".")[2], attrgetter(path)(config)
+    reads = KINDS[artifact.kind].reads(config, artifact.cluster)
+    spelled = {name: value for name, value in fields.items() if name != _NUM_CLUSTERS or name in reads}
+    sharing = fields.get(_NUM_CLUSTERS) if artifact.cluster is not None else 1
+    for name, part in reads.items():
         if isinstance(part, BaseModel) and name in fields:
-            with suppress(ValidationError):
-                spelled[name] = type(part).model_validate(fields[name]).model_dump(mode="json")
+            with suppress(ValueError):  # ValidationError is one, too
+                spelled[name] = (
+                    type(part).model_validate(own_batch(fields[name], sharing, name)).model_dump(mode="json")
+                )
     return _without_placement(spelled)
 
 
@@ -50,7 +55,7 @@ def _without_placement(fields: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _at(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = value[name]
-    return value
+def _plain(part: Any) -> Any:
+    return (
+        part.model_dump(mode="json") if isinstance(part, BaseModel) else TypeAdapter(Any).dump_python(part, mode="json")
+    )

@@ -41,7 +41,6 @@ class TrainJob:
     objective: Objective
     spec: dict[str, Any]
     train: TrainConfig
-    batch: int
     shards: tuple[Artifact, ...]
     image_shape: tuple[int, int, int]
     null_label: int | None
@@ -51,6 +50,11 @@ class TrainJob:
     augmentation: Augmentation
     asked: tuple[dict[str, Any], ...] = ()
     guided: bool = False
+
+    @property
+    def batch(self) -> int:
+        """Rows of a step, of all ranks together."""
+        return self.train.batch
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of step `step`, from 0."""
@@ -129,20 +133,18 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
     if artifact.kind == "router":
         train = config.router.train
         examples = graph.replays_of(config) or everything
-        return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, train.global_batch, examples, *rows_form)
+        return TrainJob(artifact, (1,), RouterLoss(flow), spec, train, examples, *rows_form)
     if artifact.kind == "student":
         train = config.student_train
         distill = DistillLoss(flow, _patch_size(spec, train), config.student.data_weight)
         taught = (everything, *rows_form, _asked(config), config.student.guided)
-        return TrainJob(artifact, (3,), distill, spec, train, train.global_batch, *taught)
-    train = config.expert.train
+        return TrainJob(artifact, (3,), distill, spec, train, *taught)
+    train = config.monolith.train if artifact.kind == "monolith" else config.expert.train
     loss = ExpertLoss(flow, _patch_size(spec, train))
     if artifact.kind == "monolith":
-        return TrainJob(artifact, (0,), loss, spec, train, train.global_batch, everything, *rows_form)
-    # Equal FLOPs: K experts take a K-th of the monolith's batch each, for as many steps (paper, section 4).
+        return TrainJob(artifact, (0,), loss, spec, train, everything, *rows_form)
     assert artifact.cluster is not None
-    batch = train.global_batch // config.partition.num_clusters
-    return TrainJob(artifact, (2, artifact.cluster), loss, spec, train, batch, (shard(artifact.cluster),), *rows_form)
+    return TrainJob(artifact, (2, artifact.cluster), loss, spec, train, (shard(artifact.cluster),), *rows_form)
 
 
 def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -107,7 +107,7 @@ def test_a_gpu_is_planned_for_by_its_own_memory(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("teacher", ["label", "top-2"])
 def test_a_students_teachers_take_memory_and_time_where_they_are(tmp_path: Path, teacher: str) -> None:
-    settings = ("partition.num_clusters=5", "expert.train.global_batch=40", f"student.teacher={teacher}")
+    settings = ("partition.num_clusters=5", "expert.train.batch=8", f"student.teacher={teacher}")
     run = make_data(str(tmp_path / "run"), settings=settings, num_rows=60)
     expert_need, student, router = needs_of(run, [expert(0), STUDENT, ROUTER])
     assert expert_need.memory(1, False, 2) == expert_need.memory(1, False)

@@ -23,8 +23,8 @@ from tests.train.results import checksums_of
 
 pytestmark = pytest.mark.integration
 
-SETTINGS = ("expert.train.steps=300", "expert.train.global_batch=16", "router.train.steps=300")
-SETTINGS += ("router.train.global_batch=16",)
+SETTINGS = ("expert.train.steps=300", "expert.train.batch=8", "router.train.steps=300")
+SETTINGS += ("router.train.batch=16",)
 LEASE = 6.0
 FIRST = Artifact("experts/000")
 

@@ -21,7 +21,7 @@ from tests.random_run import make_data
 
 pytestmark = pytest.mark.integration
 
-SHORT = ("expert.train.steps=12", "expert.train.global_batch=12", "router.train.steps=12")
+SHORT = ("expert.train.steps=12", "expert.train.batch=6", "router.train.steps=12")
 FIRST, SECOND = Artifact("experts/000"), Artifact("experts/001")
 
 
@@ -45,7 +45,7 @@ def test_an_island_trains_all_that_is_left_model_by_model(island: Island, run: R
 
 @pytest.mark.chaos
 def test_sigterm_saves_a_state_and_ends_with_try_again(island: Island, tmp_path: Path) -> None:
-    settings = ("expert.train.steps=1000000", "expert.train.global_batch=12")
+    settings = ("expert.train.steps=1000000", "expert.train.batch=6")
     run, log = make_data(str(tmp_path / "run"), settings=settings), tmp_path / "log"
     command = [str(BIN / "ddm"), "work", run.url, "--island", "north", "--only", "expert:0", "--address", island.ray]
     with log.open("wb") as sink:

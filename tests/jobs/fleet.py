@@ -19,7 +19,7 @@ WRITERS = 16
 
 def make_fleet(url: str, experts: int, training: int, finished: int) -> Run:
     """A run of so many experts, of which the first are finished and the next ones train, each in its third attempt."""
-    sizes = ("partition.num_clusters", "partition.num_fine", "expert.train.global_batch")
+    sizes = ("partition.num_clusters", "partition.num_fine")
     run = Run.create(url, load_recipe("tiny", tuple(f"{size}={experts}" for size in sizes)))
     write_and_commit(run, ROWS, {"part-0.parquet": b"rows"})
     _each(shard, experts, lambda rows: write_and_commit(run, rows, {"part-0.parquet": rows.encode()}))

@@ -260,7 +260,7 @@ def ddm(*arguments: str, code: int = 0) -> str:
 def test_the_commands_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the training, which needs Ray."""
     monkeypatch.chdir(tmp_path)
-    home = Run.create("runs/three", load_recipe("tiny", ("partition.num_clusters=3", "expert.train.global_batch=12")))
+    home = Run.create("runs/three", load_recipe("tiny", ("partition.num_clusters=3", "expert.train.batch=4")))
     write_and_commit(home, shard(2), {"part-0.parquet": b"rows"})
     text = (ROOT / "cluster_configs/README.md").read_text().partition("can't reach the bucket")[2]
     lines = text.split("```")[1].strip().splitlines()

@@ -78,9 +78,9 @@ def test_the_router_adds_the_papers_share_of_flops(name: str) -> None:
     tokens = 0 if config.data.text is None else config.data.text.tokens
 
     def flops(network: nn.Module, train: TrainConfig) -> int:
-        return train.steps * train.global_batch * training_flops_per_row(network, config.data.shape, tokens)
+        return train.steps * train.batch * training_flops_per_row(network, config.data.shape, tokens)
 
-    assert flops(router, config.router.train) / flops(expert, config.expert.train) == pytest.approx(0.04, abs=0.002)
+    assert flops(router, config.router.train) / flops(expert, config.monolith.train) == pytest.approx(0.04, abs=0.002)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_creating_another_run_in_its_place_is_drift(run: Run) -> None:
 
 
 def test_a_long_drift_is_cut_short(run: Run) -> None:
-    changes = [f"expert.train.{field}" for field in ("steps", "seed", "warmup_steps", "global_batch")]
+    changes = [f"expert.train.{field}" for field in ("steps", "seed", "warmup_steps", "batch")]
     other = load_recipe("tiny", (*(f"{field}=64" for field in changes), "name=b", "sample.steps=3"))
     with pytest.raises(DriftError, match="and 2 more; choose another folder"):
         Run.create(run.url, other)
@@ -120,9 +120,9 @@ def test_another_schema_or_form_of_run_file(run: Run) -> None:
         ("data.heldout=0.2", (ROWS, expert(1), ROUTER, MONOLITH)),
         ("embedder.dim=4", (ROWS,)),
         ("partition.num_fine=32", (PARTITION, shard(1))),
-        ("partition.num_clusters=4", (PARTITION, shard(1), expert(1), ROUTER, MONOLITH)),
+        ("partition.num_clusters=4", (PARTITION, shard(1), ROUTER, MONOLITH)),
         ("expert.train.steps=400", (expert(1), MONOLITH)),
-        ("expert.train.global_batch=64", (expert(1), MONOLITH)),
+        ("expert.train.batch=32", (expert(1), MONOLITH)),
         ("expert.train.precision=bf16", (expert(1), MONOLITH)),
         ("expert.model.width=64", (expert(1), MONOLITH)),
         ("router.train.steps=400", (ROUTER,)),

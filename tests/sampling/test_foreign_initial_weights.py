@@ -33,7 +33,7 @@ def config_of(*settings: str, text: str = f"encoder: x, tokens: {TOKENS}, dim: {
             "data.image_size=8",
             "data.channels=4",
             "partition.num_clusters=3",
-            "expert.train.global_batch=30",
+            "expert.train.batch=10",
             *settings,
         ),
     )

@@ -209,7 +209,5 @@ def test_the_command_begins_with_weights_and_says_what_is_wrong(made: Run, tmp_p
     assert code == 0 and Run.open(str(tmp_path / "run")).require(EXPERT).info["source"] == f"{made.url} monolith"
     code, text = init("other", *source, "expert.model.width=64")
     assert code == 1 and text.count("\n") == 1 and "set" not in text and "expert.model.width 32" in text
-    code, text = init(
-        "both", "student.start=average", "student.train={steps: 9, global_batch: 8, init_from: {source: a}}"
-    )
+    code, text = init("both", "student.start=average", "student.train={steps: 9, batch: 8, init_from: {source: a}}")
     assert code == 1 and "start average and train.init_from both say" in text

@@ -23,7 +23,7 @@ from ddm_ray.train import local, worker
 from tests.train import preloaded  # noqa: F401
 from tests.train.ranks import EXPERT, data_main
 
-STEPS = ("expert.train.steps=9", "expert.train.global_batch=24")
+STEPS = ("expert.train.steps=9", "expert.train.batch=12")
 # States of steps 3 (where it leaves), 6, 7 and 9; no clock says when. Measured at 8 and 9; a milestone at 7.
 PLACEMENT = TrainPlacement(
     checkpoint_minutes=0, checkpoint_steps=6, milestone_steps=7, heldout_rows=16, hang_seconds=60

@@ -11,9 +11,9 @@ from tests.random_run import make_data
 
 SHORT = (
     "expert.train.steps=12",
-    "expert.train.global_batch=12",
+    "expert.train.batch=6",
     "router.train.steps=12",
-    "router.train.global_batch=10",
+    "router.train.batch=10",
 )
 
 

@@ -24,7 +24,7 @@ from tests.traced import DiskFault, Outcome, traced
 from tests.train.ranks import EXPERT
 
 REFUSED = 3
-SHORT = ("expert.train.steps=12", "expert.train.global_batch=12")
+SHORT = ("expert.train.steps=12", "expert.train.batch=6")
 PLACEMENT = TrainPlacement(checkpoint_steps=3, milestone_steps=6)
 
 

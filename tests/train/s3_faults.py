@@ -28,7 +28,7 @@ from tests.random_run import make_data
 from tests.s3_wire import Fault, Request, Wire, wire
 from tests.train.ranks import EXPERT
 
-SHORT = ("expert.train.steps=12", "expert.train.global_batch=12")
+SHORT = ("expert.train.steps=12", "expert.train.batch=6")
 PLACEMENT = TrainPlacement(checkpoint_steps=3, milestone_steps=6)
 MOMENTS = {
     "start": "^GET ",

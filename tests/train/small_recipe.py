@@ -28,7 +28,7 @@ from tests.models.test_text import WORDS, tokenizer
 CLUSTERS, ROWS = 2, 48
 SMALL_VIT = {"embed_dim": 32, "depth": 1, "num_heads": 2}
 """Arguments that make any vision transformer of timm's small."""
-TRAIN = {"steps": 2, "global_batch": 4, "warmup_steps": 0}
+TRAIN = {"steps": 2, "batch": 4, "warmup_steps": 0}
 
 
 def smaller(name: str, folder: Path, more: tuple[str, ...] = ()) -> tuple[str, ...]:

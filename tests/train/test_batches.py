@@ -21,7 +21,7 @@ from ddm_ray.train.objectives import Batch, ExpertLoss, draw_batch
 from tests.random_run import make_data, make_texts
 
 STEP = 5
-SIZE = ("expert.train.global_batch=256", "router.train.global_batch=256", "expert.model.analytic_skip=")
+SIZE = ("expert.train.batch=128", "router.train.batch=256", "expert.model.analytic_skip=")
 MASKED = ("expert.model.patch_size=2", "expert.train.mask_ratio=0.75")
 
 
@@ -97,7 +97,7 @@ def test_conditions_are_dropped_as_often_as_the_jobs_training_says(tmp_path: Pat
 @pytest.mark.parametrize("texts", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_and_micro_batches_are_slices_of_one_batch(tmp_path: Path, texts: bool, world: int) -> None:
-    sizes = ("expert.train.steps=8", "expert.train.global_batch=10", "expert.model.patch_size=2")
+    sizes = ("expert.train.steps=8", "expert.train.batch=5", "expert.model.patch_size=2")
     settings = (*sizes, "expert.train.mask_ratio=0.5")
     if texts:
         run = make_texts(str(tmp_path / "run"), settings)
@@ -155,7 +155,7 @@ def test_a_job_trains_on_kept_tokens_alone(tmp_path: Path) -> None:
 
 
 def test_dropped_texts_are_the_empty_prompts(tmp_path: Path) -> None:
-    run = make_texts(str(tmp_path / "run"), ("expert.train.global_batch=64",))
+    run = make_texts(str(tmp_path / "run"), ("expert.train.batch=32",))
     job = train_job(run, MONOLITH)
     ((batch, _),) = batch_of(run, job)
     fields = (job.train.seed, job.key, STEP, job.batch, job.image_shape, job.train.condition_dropout)
@@ -179,7 +179,7 @@ def test_views_are_drawn_for_a_step_and_leave_all_else_as_it_was(
     tmp_path: Path, artifact: Artifact, setting: str
 ) -> None:
     """Whatever the world and the micro-batch; a restart at the step draws the same."""
-    settings = ("expert.train.global_batch=10", "router.train.global_batch=10")
+    settings = ("expert.train.batch=5", "router.train.batch=10")
     plain_run, plain_job = job_of(tmp_path / "plain", "{}", artifact, settings)
     run, job = job_of(tmp_path / "run", "{}", artifact, (*settings, f"data.{setting}"))
     ((plain, _),) = batch_of(plain_run, plain_job)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.contract
 
 TRAIN = TrainConfig(
     steps=8,
-    global_batch=8,
+    batch=8,
     learning_rate=1e-2,
     warmup_steps=3,
     ema_decay=0.8,
@@ -295,7 +295,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.adamw import AdamW
 from ddm_ray.train.engine import Engine
 torch.distributed.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
-Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, global_batch=1), TrainPlacement())
+Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, batch=1), TrainPlacement())
 print(sorted({"torch._inductor.lowering", "deepspeed.runtime.zero.muon.original_muon"} & sys.modules.keys()))
 """
 
@@ -313,7 +313,7 @@ from ddm_ray.placement import TrainPlacement
 from ddm_ray.train import local
 from ddm_ray.train.engine import Engine
 with local.world():
-    engine = Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, global_batch=1), TrainPlacement())
+    engine = Engine(torch.nn.Linear(2, 2), TrainConfig(steps=1, batch=1), TrainPlacement())
     engine.backward(engine.model(torch.ones(1, 2)).sum())
     engine.step(0.1)
 print("trained")

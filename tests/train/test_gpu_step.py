@@ -24,9 +24,9 @@ from tests.random_run import make_data, make_run, make_texts
 pytestmark = pytest.mark.contract
 
 STEPS, MICRO_BATCH = 4, 6
-SIZE = ("expert.train.global_batch=24", "router.train.global_batch=24", "expert.train.steps=4", "router.train.steps=4")
+SIZE = ("expert.train.batch=12", "router.train.batch=24", "expert.train.steps=4", "router.train.steps=4")
 
-STUDENT_SIZE = ("student.train={steps: 4, global_batch: 24, learning_rate: 1.0e-3, warmup_steps: 0, ema_decay: 0.5}",)
+STUDENT_SIZE = ("student.train={steps: 4, batch: 24, learning_rate: 1.0e-3, warmup_steps: 0, ema_decay: 0.5}",)
 
 
 def move(model: nn.Module, device: torch.device) -> None:

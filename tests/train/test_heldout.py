@@ -226,7 +226,7 @@ def test_why_no_held_out_loss_is_measured_is_told_and_changes_nothing(
 
 @pytest.mark.usefixtures("world_of_one")
 def test_of_a_student_it_is_the_loss_of_the_data_unless_its_teacher_is_guided(tmp_path: Path) -> None:
-    settings = ("student.train={steps: 8, global_batch: 8}", "expert.train.condition_dropout=0.1")
+    settings = ("student.train={steps: 8, batch: 8}", "expert.train.condition_dropout=0.1")
     run = make_run(str(tmp_path / "run"), settings=settings, num_rows=400)
     worker.train(run.url, STUDENT, TrainPlacement(**FEW))
     assert [*losses_of(run, STUDENT)] == [6, 8]
@@ -242,8 +242,8 @@ JOB = train_job(Run(Store("nowhere"), load_recipe("tiny")), MONOLITH)
 @given(steps=st.integers(1, 3000), batch=st.integers(1, 512), rows=st.integers(8, 1024))
 def test_it_costs_a_bounded_share_on_a_grid_that_longer_trainings_have_too(steps: int, batch: int, rows: int) -> None:
     def schedule_of(total: int) -> Schedule:
-        train = JOB.train.model_copy(update={"steps": total, "global_batch": batch})
-        schedule = Schedule.of(replace(JOB, train=train, batch=batch), TrainPlacement(heldout_rows=rows))
+        train = JOB.train.model_copy(update={"steps": total, "batch": batch})
+        schedule = Schedule.of(replace(JOB, train=train), TrainPlacement(heldout_rows=rows))
         assert schedule is not None
         return schedule
 

@@ -48,7 +48,7 @@ def test_the_flow_identifies_networks_and_nothing_else(tmp_path: Path, field: st
 
 
 def test_an_expert_takes_its_share_of_the_batch_and_its_own_rows(tmp_path: Path) -> None:
-    batches = ("expert.train.global_batch=36", "router.train.global_batch=10", "partition.num_clusters=3")
+    batches = ("expert.train.batch=12", "router.train.batch=10", "partition.num_clusters=3")
     run = make(tmp_path / "run", batches)
     jobs = {artifact: train_job(run, artifact) for artifact in (*run.experts, ROUTER, MONOLITH)}
     assert {artifact: job.batch for artifact, job in jobs.items()} == {

@@ -25,7 +25,7 @@ def attempts(folder: Path, mebibytes: int) -> list[int]:
     The operating system refuses real allocations, in one process an attempt and with glibc set as in life.
     """
     model = ("expert.model.width=128", "expert.model.depth=4", "expert.model.patch_size=1")
-    settings = ("expert.train.steps=2", f"expert.train.global_batch={2 * SHARE}", *model)
+    settings = ("expert.train.steps=2", f"expert.train.batch={SHARE}", *model)
     run = make_data(str(folder / "run"), settings=settings)
     command = [sys.executable, str(Path(__file__).parent / "memory.py"), run.url, str(mebibytes)]
     environment = os.environ | KEEP_FREED_MEMORY

@@ -25,7 +25,7 @@ from ddm_ray.train.optimizer import ShardOptimizer, update
 pytestmark = pytest.mark.contract
 
 SIZE = 1000
-TRAIN = TrainConfig(steps=1, global_batch=4, ema_decay=0.9, betas=(0.9, 0.95), weight_decay=0.1)
+TRAIN = TrainConfig(steps=1, batch=4, ema_decay=0.9, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def optimizer_of(name: str, value: nn.Parameter, rate: float = 1e-2, **how: Any) -> ShardOptimizer:
@@ -131,7 +131,7 @@ def engine_of(zero_stage: int, precision: str = "bf16") -> tuple[Engine, int]:
     """An engine around a DiT, and its number of parameters."""
     with torch.random.fork_rng():
         model = DiT(image_size=16, channels=4, num_classes=10, patch_size=2, width=128, depth=3, heads=4)
-    train = TrainConfig.model_validate({"steps": 1, "global_batch": 4, "precision": precision})
+    train = TrainConfig.model_validate({"steps": 1, "batch": 4, "precision": precision})
     placement = TrainPlacement.model_validate({"zero_stage": zero_stage})
     return Engine(model, train, placement), num_parameters(model)
 

@@ -21,7 +21,7 @@ from tests.train.results import apart, final_weights, touched
 
 pytestmark = pytest.mark.integration
 
-SHORT = ["expert.train.steps=30", "expert.train.global_batch=12"]
+SHORT = ["expert.train.steps=30", "expert.train.batch=6"]
 HANG_SECONDS = 1.0
 # What a watchdog may be late by on a machine that others use too.
 LATE_SECONDS = 60.0

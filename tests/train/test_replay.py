@@ -31,7 +31,7 @@ from tests.random_run import make_run, publish
 
 pytestmark = pytest.mark.contract
 
-REPLAYED = ("router.replay=70", "sample.steps=3", "router.train.steps=4", "router.train.global_batch=8")
+REPLAYED = ("router.replay=70", "sample.steps=3", "router.train.steps=4", "router.train.batch=8")
 
 
 def without_router(path: Path, *settings: str) -> Run:

@@ -38,8 +38,8 @@ LINEAR = Flow()
 STUDENT_STEPS = (
     "partition.num_clusters=3",
     "expert.train.steps=10",
-    "expert.train.global_batch=48",
-    "student.train={steps: 10, global_batch: 12, learning_rate: 1.0e-3, ema_decay: 0.5}",
+    "expert.train.batch=16",
+    "student.train={steps: 10, batch: 12, learning_rate: 1.0e-3, ema_decay: 0.5}",
 )
 
 
@@ -227,7 +227,7 @@ def test_two_teachers_at_a_time_teach_the_same(
 @pytest.mark.usefixtures("world_of_one")
 def test_ranks_are_taught_as_one_is(tmp_path: Path) -> None:
     """Each rank of two, then of four, the last of which has one row of three, asks two experts at a time."""
-    ten = "student.train.global_batch=10"
+    ten = "student.train.batch=10"
     alone = trained(tmp_path / "alone", ten)
     legs = [{"world": 2, "stop": 4, "teachers": 2}, {"world": 4, "teachers": 2, "micro_batch": 2}]
     cases = {"run": {"settings": [*STUDENT_STEPS, ten], "artifact": STUDENT, "legs": legs}}

@@ -58,7 +58,7 @@ def made(root: Path, stored: str) -> Run:
         "partition={num_clusters: 2, num_fine: 8}",
         "expert.model={patch_size: 4, width: 16, depth: 1, heads: 2}",
         "router.model={patch_size: 4, width: 16, depth: 1, heads: 2}",
-        "expert.train={steps: 40, global_batch: 16, learning_rate: 1.0e-2, ema_decay: 0.5, condition_dropout: 0.3}",
+        "expert.train={steps: 40, batch: 8, learning_rate: 1.0e-2, ema_decay: 0.5, condition_dropout: 0.3}",
         "evaluate.clip=null",
     )
     run = Run.create(str(root / stored), load_recipe("laion256-k8", ("data.latents=null", *settings)))

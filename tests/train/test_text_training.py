@@ -75,7 +75,7 @@ def test_models_of_texts_have_no_picture(trained: Run) -> None:
 
 def test_a_student_of_texts_learns_the_same_of_two_experts_at_a_time(trained: Run, tmp_path: Path) -> None:
     """Or of all at once: texts, and the null one, are those of the rows."""
-    student = "student.train={steps: 4, global_batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5}"
+    student = "student.train={steps: 4, batch: 8, learning_rate: 1.0e-3, ema_decay: 0.5}"
     runs = []
     for name, teachers in (("held", None), ("offloaded", 2)):
         run = make_texts(str(tmp_path / name), (*STEPS, student, "student.guidance_scale=2.0"))

@@ -22,7 +22,7 @@ from tests.train.ranks import EXPERT
 
 pytestmark = pytest.mark.contract
 
-STEPS = ("expert.train.steps=60", "expert.train.global_batch=12")
+STEPS = ("expert.train.steps=60", "expert.train.batch=6")
 LIMIT = """
 import json, resource, sys
 from ddm_ray.errors import DDMError

@@ -48,7 +48,7 @@ def size_warnings(config: RunConfig, info: PartitionInfo) -> list[str]:
             f"cluster {cluster} has {rows_K[cluster] / num_rows:.0%} of the training rows, where an equal share is"
             f" {1 / num_clusters:.0%}: its expert has most to learn in the same number of steps{cure}"
         )
-    batch, tenth = config.expert.train.global_batch // num_clusters, int(0.1 / num_clusters * num_rows)
+    batch, tenth = config.expert.train.batch, int(0.1 / num_clusters * num_rows)
     if len(tiny := np.flatnonzero(rows_K < max(batch, tenth))):
         names, cure = some([str(cluster) for cluster in tiny], 8), "try a run with fewer partition.num_clusters"
         lines.append(

@@ -27,7 +27,7 @@ TEXTS = {
 def made_config(num_clusters: int = 4, batch: int = 8, data: dict | None = None, **partition: object) -> RunConfig:
     fields = load_recipe("tiny").model_dump(mode="json")
     fields["partition"] |= {"num_clusters": num_clusters, **partition}
-    fields["expert"]["train"]["global_batch"] = batch * num_clusters
+    fields["expert"]["train"]["batch"] = batch
     fields["data"] |= data or {}
     return RunConfig.model_validate(fields)
 

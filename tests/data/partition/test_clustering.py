@@ -53,7 +53,7 @@ def test_known_groups_are_found(method, metric, tmp_path):
 def test_the_families_of_shapes_are_found_in_their_pixels(tmp_path):
     settings = ("data.source=shapes:3000", "data.channels=3", "data.image_size=16", "data.class_names=[]")
     settings += ("data.num_classes=12", "partition.method=pixels", "partition.num_clusters=12")
-    settings += ("partition.num_fine=128", "expert.train.global_batch=48")
+    settings += ("partition.num_fine=128", "expert.train.batch=4")
     run = commit_rows(str(tmp_path / "run"), settings, chunk_rows=1024)
     cluster_of, _ = clusters_by_id(run)
     labels = read_artifact(run, ROWS, ["label"])["label"].to_pylist()

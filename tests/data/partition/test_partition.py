@@ -136,7 +136,7 @@ def test_a_partition_needs_rows(tmp_path):
 
 @pytest.mark.parametrize("method", ["embeddings", "pixels", "random"])
 def test_more_clusters_than_rows(method, tmp_path):
-    settings = ("partition.num_clusters=40", "partition.num_fine=40", "expert.train.global_batch=40")
+    settings = ("partition.num_clusters=40", "partition.num_fine=40", "expert.train.batch=1")
     run = run_of(str(tmp_path / "run"), rows(num_rows=30), *settings, f"partition.method={method}")
     num_train = run.require(ROWS).info["rows_train"]
     with pytest.raises(DataError) as error:

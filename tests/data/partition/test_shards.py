@@ -47,7 +47,6 @@ def made_run(folder: Path, num_clusters: int = 3, **data: object) -> Run:
     """A run with an artifact `rows` that holds the empty prompt alone: rows come from `made_rows`."""
     fields = load_recipe("tiny").model_dump(mode="json")
     fields["partition"]["num_clusters"] = num_clusters
-    fields["expert"]["train"]["global_batch"] = 12
     fields["data"] |= data
     run = Run.create(str(folder), RunConfig.model_validate(fields))
     null = {"tokens_LE": np.zeros((2, 3), np.float16), "pooled_P": np.ones(5, np.float16)}

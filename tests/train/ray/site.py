@@ -29,8 +29,8 @@ islands:
   wide: {resources_per_worker: {CPU: 2, slice-a: 1}}
 """
 # So many steps that a fault finds them at work; and more than are ever taken.
-LONG = ["expert.train.steps=500", "expert.train.global_batch=12"]
-ENDLESS = ["expert.train.steps=10000000", "expert.train.global_batch=12"]
+LONG = ["expert.train.steps=500", "expert.train.batch=6"]
+ENDLESS = ["expert.train.steps=10000000", "expert.train.batch=6"]
 QUIET = {
     "long": {"settings": LONG, "legs": [{"world": 1}, {"world": 1, "artifact": expert(0)}]},
     "long-2": {"settings": LONG, "legs": [{"world": 2}]},

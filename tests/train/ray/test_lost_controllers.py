@@ -23,7 +23,7 @@ from tests.train.ray.site import curve_so_far
 
 pytestmark = pytest.mark.chaos
 
-SETTINGS = ("expert.train.steps=400", "expert.train.global_batch=12")
+SETTINGS = ("expert.train.steps=400", "expert.train.batch=6")
 
 
 def controllers() -> list[int]:

@@ -26,7 +26,7 @@ from tests.processes import family
 from tests.random_run import make_data
 
 pytestmark = pytest.mark.integration
-SETTINGS = ("expert.train.steps=1000000", "expert.train.global_batch=12")
+SETTINGS = ("expert.train.steps=1000000", "expert.train.batch=6")
 JOB = expert(0)
 
 
