@@ -37,6 +37,17 @@ def test_a_batch_by_its_older_name_is_that_of_all_experts() -> None:
     assert older == load_recipe("tiny", ("expert.train.batch=6", "router.train.batch=12"))
 
 
+def test_an_expert_may_differ_from_the_others() -> None:
+    changes = "experts={0: {model: {width: 16}, train: {batch: 4}}, 1: {flow: {prediction: noise}}}"
+    config = load_recipe("tiny", (changes, "expert.model.analytic_skip="))
+    assert parse_config(json.loads(json.dumps(config.model_dump(mode="json"))), "here") == config
+    assert (config.expert_of(0).model.width, config.expert_of(1).model.width) == (16, 32)
+    assert (config.flow_of(0).prediction, config.flow_of(1).prediction) == ("velocity", "noise")
+    assert config.monolith.train.batch == 4 + 16
+    named = load_recipe("images64", ("experts={5: {model: {size: Ti}}}",)).expert_of(5).model
+    assert (named.width, named.depth, named.patch_size) == (192, 12, load_recipe("images64").expert.model.patch_size)
+
+
 def test_settings_apply_in_order() -> None:
     config = load_recipe(
         "tiny",
@@ -98,6 +109,12 @@ def test_a_setting_may_name_a_part_that_the_recipe_leaves_out(tmp_path: Path) ->
             ["expert.train.global_batch=33"],
             "expert.train.global_batch (33) can't be shared by 2 experts: set expert.train.batch",
         ),
+        (["experts={2: {}}"], "experts.2: there is no such cluster: they are 0 to 1"),
+        (["experts={1: {model: {width: -1}}}"], "experts.1: model.width: Input should be greater"),
+        (["experts={1: {flow: {path: cosine}}}"], "experts.1.model.analytic_skip is for the velocity of the linear"),
+        (["partition.numbers=[3, 1]"], "partition: numbers: must ascend"),
+        (["partition.numbers=[3]"], "partition: numbers: are 1, and num_clusters is 2"),
+        (["partition.num_clusters=1025"], "partition.num_clusters: Input should be less than or equal to 1024"),
         (["partition.num_fine=1"], "partition: num_fine (1) must be at least num_clusters (2)"),
         (["expert.model.heads=3"], "expert.model: width (32) must be a multiple of heads (3) and of 4"),
         (["expert.model.patch_size=3"], "expert.model.patch_size (3) must divide data.image_size (8)"),

@@ -17,7 +17,7 @@ FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
     "cli": 3850,
-    "config": 1640,
+    "config": 1740,
     "core": 1880,
     "data": 8830,
     "evaluate": 3360,

@@ -9,6 +9,8 @@ from ddm_ray.config.strict_model import FolderName, StrictModel
 from ddm_ray.core.names import FitName
 from ddm_ray.plain_text import name_form
 
+MAX_CLUSTERS = 1024
+
 
 class TextConfig(StrictModel):
     """Texts as conditions: `tokens` tokens of `dim` channels from a text encoder, by its name or folder.
@@ -248,7 +250,13 @@ class PartitionConfig(StrictModel):
     """
 
     num_clusters: PositiveInt = Field(
-        description="K, the number of experts, of some thousand rows each; 2 to 4 on one machine, 8 is the paper's"
+        le=MAX_CLUSTERS,
+        description="K, the number of experts, of some thousand rows each; 2 to 4 on one machine, 8 is the paper's",
+    )
+    numbers: tuple[int, ...] = Field(
+        default=(),
+        description="numbers of the clusters, ascending; none: 0 to num_clusters - 1. A run keeps those of the run that"
+        " it was derived from",
     )
     method: Literal["embeddings", "pixels", "random", "label", "given"] = Field(
         default="embeddings",
@@ -265,6 +273,11 @@ class PartitionConfig(StrictModel):
     seed: int = Field(default=0, ge=0, description="of k-means, and of method random")
 
     @property
+    def clusters(self) -> tuple[int, ...]:
+        """The numbers of the clusters. Arrays over K clusters are in this order."""
+        return self.numbers or tuple(range(self.num_clusters))
+
+    @property
     def given(self) -> bool:
         """True where each owner prepares a shard of its own."""
         return self.method == "given"
@@ -278,6 +291,10 @@ class PartitionConfig(StrictModel):
     def _fits(self) -> Self:
         if self.num_fine < self.num_clusters:
             raise ValueError(f"num_fine ({self.num_fine}) must be at least num_clusters ({self.num_clusters})")
+        if list(self.numbers) != sorted({number for number in self.numbers if 0 <= number < 10**9}):
+            raise ValueError("numbers: must ascend, from 0 on")
+        if self.numbers and len(self.numbers) != self.num_clusters:
+            raise ValueError(f"numbers: are {len(self.numbers)}, and num_clusters is {self.num_clusters}")
         if self.max_share is None:
             return self
         if not self.by_kmeans:

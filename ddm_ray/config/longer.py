@@ -33,9 +33,12 @@ def parse_steps(settings: Iterable[str]) -> dict[Part, int]:
     return steps
 
 
-def train_of(config: RunConfig, part: Part) -> TrainConfig:
-    """The schedule of a part."""
-    return config.student_train if part == "student" else getattr(config, part).train  # type: ignore[no-any-return]
+def train_of(config: RunConfig, part: Part, cluster: int | None = None) -> TrainConfig:
+    """The schedule of a part; of a cluster's expert, with its own changes."""
+    if part == "student":
+        return config.student_train
+    job = config.expert_of(cluster) if cluster is not None else getattr(config, part)
+    return job.train  # type: ignore[no-any-return]
 
 
 def lengthened(config: RunConfig, steps: Mapping[Part, int]) -> RunConfig:

@@ -2,11 +2,12 @@
 
 import math
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
+from ddm_ray.config.experts import ExpertChanges
 from ddm_ray.config.fields import meant_field
 from ddm_ray.config.networks import FlowConfig, NetworkConfig
 from ddm_ray.config.older import with_own_batches
@@ -15,7 +16,7 @@ from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.config.training import DenoiserJob, RouterJob, StudentJob, TrainConfig, require_all_tokens
 from ddm_ray.core.names import STRATEGIES, parse_strategy_name, strategy_form
 from ddm_ray.errors import ConfigError
-from ddm_ray.spelling import meant, one_line
+from ddm_ray.spelling import meant, one_line, some
 
 
 class RunConfig(StrictModel):
@@ -31,6 +32,9 @@ class RunConfig(StrictModel):
     partition: PartitionConfig = Field(description="into clusters, one an expert")
     flow: FlowConfig = Field(default=FlowConfig(), description="what all networks learn")
     expert: DenoiserJob = Field(description="the experts; the monolith, too")
+    experts: dict[Annotated[int, Field(ge=0)], ExpertChanges] = Field(
+        default={}, description="by cluster, in what its expert differs from the others: {3: {model: {size: S}}}"
+    )
     router: RouterJob = Field(description="the router")
     student: StudentJob = Field(default=StudentJob(), description="one network in place of all")
     sample: SamplingSettings = Field(default=SamplingSettings(), description="defaults of sampling")
@@ -42,9 +46,20 @@ class RunConfig(StrictModel):
     @property
     def monolith(self) -> DenoiserJob:
         """The monolith: a network like an expert, and all experts' batches together (equal FLOPs; paper, section 4)."""
-        train = self.expert.train
-        together = train.batch * self.partition.num_clusters
-        return self.expert.model_copy(update={"train": train.model_copy(update={"batch": together})})
+        together = sum(self.expert_of(cluster).train.batch for cluster in self.partition.clusters)
+        return self.expert.model_copy(update={"train": self.expert.train.model_copy(update={"batch": together})})
+
+    def expert_of(self, cluster: int) -> DenoiserJob:
+        """A cluster's expert: network and schedule."""
+        if (changes := self.experts.get(cluster)) is None:
+            return self.expert
+        parts = {name: _changed(changes, name, getattr(self.expert, name)) for name in ("model", "train")}
+        return DenoiserJob.model_validate(parts)
+
+    def flow_of(self, cluster: int | None) -> FlowConfig:
+        """The flow that a cluster's expert learns. None: that of all else, of which the router's path is one."""
+        changes = None if cluster is None else self.experts.get(cluster)
+        return self.flow if changes is None else FlowConfig.model_validate(_changed(changes, "flow", self.flow))
 
     @property
     def student_model(self) -> NetworkConfig:
@@ -65,6 +80,24 @@ class RunConfig(StrictModel):
     @classmethod
     def _read_older_names(cls, fields: Any) -> Any:
         return with_own_batches(fields)
+
+    @model_validator(mode="after")
+    def _experts_fit(self) -> Self:
+        for cluster in self.experts:
+            if cluster not in self.partition.clusters:
+                raise ValueError(f"experts.{cluster}: there is no such cluster: {_named(self.partition.clusters)}")
+            try:
+                model, flow = self.expert_of(cluster).model, self.flow_of(cluster)
+            except ValidationError as error:
+                raise ValueError(f"experts.{cluster}: {invalid_fields(error)}") from None
+            size = getattr(model, "patch_size", None)
+            if isinstance(size, int) and size > 0 and self.data.image_size % size:
+                raise ValueError(
+                    f"experts.{cluster}.model.patch_size ({size}) must divide data.image_size ({self.data.image_size})"
+                )
+            if misfit := model.misfit(flow, self.data):
+                raise ValueError(f"experts.{cluster}.model{misfit}")
+        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -174,6 +207,16 @@ class RunConfig(StrictModel):
             if model is not None and (misfit := model.misfit(self.flow, self.data)):
                 raise ValueError(f"{name}.model{misfit}")
         return self
+
+
+def _changed(changes: ExpertChanges, part: str, default: StrictModel) -> dict[str, Any]:
+    return changes.change(part, default.model_dump())
+
+
+def _named(clusters: tuple[int, ...]) -> str:
+    if clusters == tuple(range(len(clusters))):
+        return f"they are 0 to {len(clusters) - 1}"
+    return f"they are {some([str(each) for each in clusters], 20)}"
 
 
 def _require_strategy(field: str, strategy: str, num_clusters: int) -> None:

@@ -22,7 +22,8 @@ def of_rows(config: RunConfig, cluster: int | None) -> dict[str, Any]:
 
 def of_denoiser(config: RunConfig, cluster: int | None) -> dict[str, Any]:
     """Fields of a cluster's expert, or of the monolith."""
-    return {"data": config.data, "flow": config.flow, "expert": config.monolith if cluster is None else config.expert}
+    job = config.monolith if cluster is None else config.expert_of(cluster)
+    return {"data": config.data, "flow": config.flow_of(cluster), "expert": job}
 
 
 def of_replay(config: RunConfig, cluster: int | None) -> dict[str, Any]:

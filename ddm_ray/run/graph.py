@@ -151,7 +151,7 @@ def wanted_of(config: RunConfig, extras: Collection[str] = ()) -> tuple[Artifact
 
 
 def _by_cluster(config: RunConfig, kind: str) -> tuple[Artifact, ...]:
-    return tuple(_member(kind, cluster) for cluster in range(config.partition.num_clusters))
+    return tuple(_member(kind, cluster) for cluster in config.partition.clusters)
 
 
 def _always(config: RunConfig) -> bool:

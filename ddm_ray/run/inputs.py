@@ -20,10 +20,11 @@ def beginnings_of(config: RunConfig) -> tuple[Artifact, ...]:
 def beginning_of(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     """The weights of another run that a training job begins with, if any: one artifact or none."""
     part = part_of(artifact)
-    init = train_of(config, part).init_from if part else None
-    if init is None:
+    init = train_of(config, part, artifact.cluster).init_from if part else None
+    if init is None or part is None:
         return ()
-    return (Artifact(f"beginnings/{artifact.replace('/', '-') if init.network == 'own' else part}"),)
+    alone = init.network == "own" or init != train_of(config, part).init_from
+    return (Artifact(f"beginnings/{artifact.replace('/', '-') if alone else part}"),)
 
 
 def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:

@@ -26,7 +26,7 @@ def accept_made(run: Run, artifact: Artifact, replace: bool = False) -> Manifest
 
 
 def _require_network(run: Run, artifact: Artifact, manifest: Manifest) -> None:
-    info, spec = TrainedInfo.of(manifest), spec_of(run.config, artifact.kind)
+    info, spec = TrainedInfo.of(manifest), spec_of(run.config, artifact.kind, artifact.cluster)
     named = {name: manifest.files.get(f"{info.weights}/{name}") for name in NETWORK}
     if None in named.values():
         raise CorruptArtifact(f"{run.url}/{artifact}: its manifest lists no network", run.mend(artifact))

@@ -46,7 +46,7 @@ class _Copy:
 
     def commit(self, run: Run, network: nn.Module) -> None:
         """Write the copy."""
-        spec = spec_of(run.config, self.job.kind)
+        spec = spec_of(run.config, self.job.kind, self.job.cluster)
         tensors, described = weights.weights_as_bytes(network, spec)
         files = dict(zip(NETWORK, (described.encode(), tensors), strict=True))
         for name, data in files.items():
@@ -99,7 +99,7 @@ def _copies(config: RunConfig) -> Iterator[_Copy]:
     copied = set[Artifact]()
     for job in trained_of(config):
         part = part_of(job)
-        init = train_of(config, part).init_from if part else None
+        init = train_of(config, part, job.cluster).init_from if part else None
         for artifact in beginning_of(config, job):
             if init and artifact not in copied:
                 copied.add(artifact)

@@ -123,7 +123,7 @@ def load_network(run: Run, published: Weights, device: str = "cpu", precision: S
 
 
 def _read_network(run: Run, published: Weights) -> tuple[nn.Module, Flow]:
-    spec = spec_of(run.config, published.artifact.kind)
+    spec = spec_of(run.config, published.artifact.kind, published.artifact.cluster)
     described, tensors = published.read(run, network_bytes(spec))
     return parse_network(described, tensors, f"{run.url}/{published.artifact}/{published.prefix}", spec)
 

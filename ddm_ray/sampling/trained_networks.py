@@ -50,7 +50,7 @@ def read_trained(config: RunConfig, job: Artifact, init: InitFrom) -> nn.Module:
     Raises ConfigError where the source is none, holds another network, or many and none is named; MissingArtifact for
     one that isn't there or has not finished; CorruptArtifact, all of which begin with the field.
     """
-    spec, field = spec_of(config, job.kind), f"{part_of(job)}.train.init_from"
+    spec, field = spec_of(config, job.kind, job.cluster), f"{part_of(job)}.train.init_from"
     try:
         return _read(spec, job, init, field.removesuffix(".train.init_from"))
     except DDMError as error:
@@ -92,7 +92,7 @@ def _of_run(init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
     if artifact not in trained_of(run.config):
         raise ConfigError(f"{run.url} has no {name}: its experts are 0 to {len(run.experts) - 1}")
     where = f"{run.url}/{artifact}"
-    _require_same(spec_of(run.config, artifact.kind), spec, part, where)
+    _require_same(spec_of(run.config, artifact.kind, artifact.cluster), spec, part, where)
     described, tensors = Weights.finished(run, artifact).read(run, network_bytes(spec))
     return parse_network(described, tensors, where, spec)[0]
 

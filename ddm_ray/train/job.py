@@ -124,12 +124,12 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
             Begin(run.url, "router.replay", "N") if artifact.kind == "router" else None,
         )
     everything = graph.shards_of(config)
-    flow = Flow(config.flow.path, config.flow.prediction)
-    sampled = config.flow
-    times = TimeSampling(sampled.times, sampled.mean, sampled.std, sampled.num_times, sampled.shift)
+    learnt = config.flow_of(artifact.cluster)
+    flow = Flow(learnt.path, learnt.prediction)
+    times = TimeSampling(learnt.times, learnt.mean, learnt.std, learnt.num_times, learnt.shift)
     tokens, augmentation = 0 if text is None else text.tokens, Augmentation(data.horizontal_flips, data.crop_margin)
     rows_form = (data.shape, data.num_classes, tokens, flow, times, augmentation)
-    spec = spec_of(config, artifact.kind)
+    spec = spec_of(config, artifact.kind, artifact.cluster)
     if artifact.kind == "router":
         train = config.router.train
         examples = graph.replays_of(config) or everything
@@ -139,7 +139,7 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
         distill = DistillLoss(flow, _patch_size(spec, train), config.student.data_weight)
         taught = (everything, *rows_form, _asked(config), config.student.guided)
         return TrainJob(artifact, (3,), distill, spec, train, *taught)
-    train = config.monolith.train if artifact.kind == "monolith" else config.expert.train
+    train = (config.monolith if artifact.cluster is None else config.expert_of(artifact.cluster)).train
     loss = ExpertLoss(flow, _patch_size(spec, train))
     if artifact.kind == "monolith":
         return TrainJob(artifact, (0,), loss, spec, train, everything, *rows_form)
