@@ -13,6 +13,11 @@ def some(names: Collection[str], most: int = 5) -> str:
     return ", ".join(islice(names, most)) + more
 
 
+def numbered(word: str, numbers: Collection[int], most: int = 5) -> str:
+    """A thing by its number, or several: `expert 3`, `experts 0, 2 and 4 more`."""
+    return f"{word}{'s' if len(numbers) > 1 else ''} {some([str(number) for number in numbers], most)}"
+
+
 def closest_match(word: str, choices: Iterable[str]) -> str | None:
     """The choice that is most similar to a word, regardless of case; None if no choice is similar."""
     by_small_letters = {choice.lower(): choice for choice in choices}

@@ -181,10 +181,12 @@ def _train_several(
     run: Any, left: list[Artifact], artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
     """Train the artifacts that are `left` of all, with one live view, and print the results in the order of all."""
+    from ddm_ray.islands.run_view import work_of
     from ddm_ray.watch.live_view import LiveView
 
-    # The longest job first, so that it doesn't run alone in the end. A student has to wait for others.
-    left.sort(key=lambda artifact: artifact.kind != "monolith")
+    # The most work first, so that it isn't done alone in the end. A student has to wait for others.
+    work = work_of(run)
+    left.sort(key=lambda artifact: -work(artifact))
     rows: list[str] = [each for each in artifacts if each in left]
     with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
         _train(run, left, site, address, view.jobs, _starting(view, run), asked)

@@ -35,8 +35,9 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True)
 class KindPlan:
-    """The training jobs of one kind: their number, how many are `left` (parts count), and what each takes, in bytes.
+    """Training jobs that are alike: their number, how many are `left` (parts count), and what each takes, in bytes.
 
+    `kind`: the name of `ModelNeeds`.
     `rows`, `rows_bytes`: smallest and largest number of a job's rows, and their bytes; None if only reading the source
     tells. `memory`: that of a worker, without activations unless `measured`. `disk`: its last state and weights.
     `seconds`: time from the first step to the last; None if that isn't known, and `unknown` says why.
@@ -111,14 +112,15 @@ def _estimated(need: ModelNeeds, run: Run, count: int | None, placement: TrainPl
     on_gpu = sizes[placement.zero_stage] or max(size for size in sizes if size)
     rows = rows_bytes = None
     if partition and need.rows:
-        rows_K = PartitionInfo.of(partition).rows_K
-        rows = (min(rows_K), max(rows_K)) if need.kind == "expert" else (sum(rows_K),) * 2
+        rows_of = dict(zip(need.config.partition.clusters, PartitionInfo.of(partition).rows_K, strict=True))
+        own = [sum(rows_of.values()) if each.cluster is None else rows_of[each.cluster] for each in need.left]
+        rows = min(own), max(own)
         rows_bytes = min(need.rows.values()), max(need.rows.values())
     elif count is not None:
         of_one = count // clusters if need.kind == "expert" else count
         rows, rows_bytes = (of_one,) * 2, (of_one * _row_bytes(need.config.data),) * 2
     return KindPlan(
-        need.kind,
+        need.name,
         len(need.left),
         sum(need.left.values()),
         need.parameters,

@@ -127,6 +127,10 @@ class OffloadedToHost(Offloaded):
         self._fetches: dict[int, Fetch] = {}
         self._unmeasured: deque[tuple[int, Fetch]] = deque()
 
+    def form_of(self, expert: int) -> int | None:
+        """A number that experts of one form share; None for an expert that isn't there."""
+        return self._form_of.get(expert)
+
     def _form(self, network: nn.Module) -> int:
         """The number of the network's form; a new one where there is none like it."""
         for number, form in enumerate(self._forms):

@@ -50,11 +50,13 @@ def read_trained(config: RunConfig, job: Artifact, init: InitFrom) -> nn.Module:
     Raises ConfigError where the source is none, holds another network, or many and none is named; MissingArtifact for
     one that isn't there or has not finished; CorruptArtifact, all of which begin with the field.
     """
-    spec, field = spec_of(config, job.kind, job.cluster), f"{part_of(job)}.train.init_from"
+    spec, part = spec_of(config, job.kind, job.cluster), part_of(job)
+    own = None if job.cluster is None else config.experts.get(job.cluster)
+    field = f"experts.{job.cluster}" if own and "init_from" in own.train else part
     try:
-        return _read(spec, job, init, field.removesuffix(".train.init_from"))
+        return _read(spec, job, init, f"experts.{job.cluster}" if own and own.model else f"{part}")
     except DDMError as error:
-        error.message = f"{field}: {error.message}"
+        error.message = f"{field}.train.init_from: {error.message}"
         raise
 
 

@@ -27,7 +27,7 @@ from ddm_ray.run.manifest import Identity, Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import load_trained, monolith_info
+from ddm_ray.sampling.run_models import expert_info, load_trained
 
 PORTION, BATCH = 1024, 256
 """Images of a file, and images that are sampled at once."""
@@ -141,7 +141,7 @@ class MakeReplay:
         run, cluster = self.chunks.run, self.chunks.artifact.cluster
         self.chunks.require_same(self.identity)
         assert cluster is not None
-        info, network = monolith_info(run), load_trained(run, expert(cluster), self.device)
+        info, network = expert_info(run, cluster), load_trained(run, expert(cluster), self.device)
 
         def sample(portion: ReplayPortion) -> pa.Table:
             request, parts = replay_request(run.config, portion), list[Tensor]()

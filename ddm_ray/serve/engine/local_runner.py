@@ -91,7 +91,8 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
     router = None if version.router is None else networks.of(version.router)
     multiplexer = Multiplexer(experts, router, computing.max_rows)
     clusters = [cluster for cluster, here in enumerate(present) if here]
-    warm_up(multiplexer.of_expert[clusters[0]], info, data, clusters[:1], computing.device)
+    for first in {experts.form_of(cluster): cluster for cluster in reversed(clusters)}.values():
+        warm_up(multiplexer.of_expert[first], info, data, [first], computing.device)
     warm_up(multiplexer.mixing, info, data, clusters, computing.device)
     multiplexer.start()
     return multiplexer

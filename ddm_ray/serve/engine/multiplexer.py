@@ -18,7 +18,7 @@ from ddm_ray.serve.engine.batch import Pace
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.runner import ExpertError
-from ddm_ray.serve.engine.scheduler import MAX_ROWS, Scheduler
+from ddm_ray.serve.engine.scheduler import MAX_ROWS, Scheduler, Speed
 from ddm_ray.serve.engine.swap_scheduler import MIXING, SwapScheduler
 from ddm_ray.spelling import one_line
 
@@ -58,9 +58,10 @@ class Multiplexer(EngineThread):
         self.of_expert = [engine(np.arange(count) == expert) for expert in range(count)]
         self.mixing = engine(None)
         self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
-        for each in self.of_expert:
-            # Experts are alike: an engine with few requests knows its speed from the others.
-            each.scheduler.speed = self.of_expert[0].scheduler.speed
+        speed_of = dict[int | None, Speed]()
+        for expert, each in enumerate(self.of_expert):
+            # Many experts are alike: an engine with few requests knows its speed from those of its form.
+            each.scheduler.speed = speed_of.setdefault(experts.form_of(expert), each.scheduler.speed)
         self._before: int | None = None
 
     @property

@@ -159,11 +159,11 @@ def test_weights_of_another_configuration_arent_served(run: Run, tmp_path: Path)
     key = f"{SECOND}/{weights.prefix}/{NAME}"
     other = Run.create(str(tmp_path / "other"), run.config.model_copy(update={"flow": run.config.flow}))
     identity = other.identity(SECOND)
-    changed = replace(identity, fields={**identity.fields, "num_clusters": 7})
+    changed = replace(identity, fields={**identity.fields, "flow": {**identity.fields["flow"], "shift": 7.0}})
     parts = {"ema.safetensors": b"", "model.json": b"{}"}
     publish_weights(claim(run.store, SECOND), 20, changed, parts)
     assert run.store.exists(key) and loadable(Versions(run), run).experts[1] == weights
-    with pytest.raises(DriftError, match="num_clusters"):
+    with pytest.raises(DriftError, match="shift"):
         Weights(SECOND, chosen(run).experts[1].prefix, 20, final=False).read(run, {"model.json": 2**20})
 
 
