@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 
@@ -16,6 +16,13 @@ def some(names: Collection[str], most: int = 5) -> str:
 def numbered(word: str, numbers: Collection[int], most: int = 5) -> str:
     """A thing by its number, or several: `expert 3`, `experts 0, 2 and 4 more`."""
     return f"{word}{'s' if len(numbers) > 1 else ''} {some([str(number) for number in numbers], most)}"
+
+
+def numbers_in_words(numbers: Sequence[int], most: int = 20) -> str:
+    """Ascending numbers: `0 to 3` where none between is missing, else `1, 4 and 2 more`."""
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return some([str(number) for number in numbers], most)
 
 
 def closest_match(word: str, choices: Iterable[str]) -> str | None:

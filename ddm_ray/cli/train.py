@@ -91,7 +91,7 @@ def train(
     if model == ALL:
         _train_all(run_url, run, wanted_of(run.config, extras), site, address, bool(gpu), take_over)
         return
-    artifact = trained("train", model, index, len(run.experts))
+    artifact = trained("train", model, index, run.config.partition.clusters)
     _train_one(run, artifact, site, address, bool(gpu), take_over)
     if not islands and (following := next_of(run, run_url)):
         say(f"next: {following}")

@@ -277,6 +277,10 @@ class PartitionConfig(StrictModel):
         """The numbers of the clusters. Arrays over K clusters are in this order."""
         return self.numbers or tuple(range(self.num_clusters))
 
+    def position(self, cluster: int) -> int:
+        """The place of a cluster's number among all, by which arrays over K clusters have it."""
+        return self.clusters.index(cluster)
+
     @property
     def given(self) -> bool:
         """True where each owner prepares a shard of its own."""

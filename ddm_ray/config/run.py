@@ -16,7 +16,7 @@ from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.config.training import DenoiserJob, RouterJob, StudentJob, TrainConfig, require_all_tokens
 from ddm_ray.core.names import STRATEGIES, parse_strategy_name, strategy_form
 from ddm_ray.errors import ConfigError
-from ddm_ray.spelling import meant, one_line, some
+from ddm_ray.spelling import meant, numbers_in_words, one_line
 
 
 class RunConfig(StrictModel):
@@ -85,7 +85,8 @@ class RunConfig(StrictModel):
     def _experts_fit(self) -> Self:
         for cluster in self.experts:
             if cluster not in self.partition.clusters:
-                raise ValueError(f"experts.{cluster}: there is no such cluster: {_named(self.partition.clusters)}")
+                known = numbers_in_words(self.partition.clusters)
+                raise ValueError(f"experts.{cluster}: there is no such cluster: they are {known}")
             try:
                 model, flow = self.expert_of(cluster).model, self.flow_of(cluster)
             except ValidationError as error:
@@ -97,6 +98,13 @@ class RunConfig(StrictModel):
                 )
             if misfit := model.misfit(flow, self.data):
                 raise ValueError(f"experts.{cluster}.model{misfit}")
+            init = self.expert_of(cluster).train.init_from
+            alike = (model, flow) == (self.expert.model, self.flow)
+            if init is not None and init == self.expert.train.init_from and init.network != "own" and not alike:
+                raise ValueError(
+                    f"experts.{cluster}: another network than expert.model can't begin with expert.train.init_from: set"
+                    f" experts.{cluster}.train.init_from to other weights, or to null"
+                )
         return self
 
     @model_validator(mode="after")
@@ -234,12 +242,6 @@ class RunConfig(StrictModel):
 
 def _changed(changes: ExpertChanges, part: str, default: StrictModel) -> dict[str, Any]:
     return changes.change(part, default.model_dump())
-
-
-def _named(clusters: tuple[int, ...]) -> str:
-    if clusters == tuple(range(len(clusters))):
-        return f"they are 0 to {len(clusters) - 1}"
-    return f"they are {some([str(each) for each in clusters], 20)}"
 
 
 def _require_strategy(field: str, strategy: str, num_clusters: int) -> None:

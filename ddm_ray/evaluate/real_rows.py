@@ -16,8 +16,9 @@ from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import DataError
 from ddm_ray.evaluate.candidates import Decode
-from ddm_ray.run.graph import Artifact, shard
+from ddm_ray.run.graph import Artifact, shards_of
 from ddm_ray.run.run import Run
+from ddm_ray.spelling import numbered
 
 KEPT_BYTES = 2**30
 """Maximum bytes of real rows in memory, as images and with their texts. A larger set is subsampled."""
@@ -45,15 +46,15 @@ class RealRows:
 
         Raises DataError for fewer than 2 training rows, MissingArtifact, DriftError, CorruptArtifact.
         """
-        every = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
+        every = shards_of(run.config)
         here = [artifact for artifact in every if not run.config.partition.given or _is_here(run, artifact)]
-        elsewhere = [cluster for cluster, artifact in enumerate(every) if artifact not in here]
+        elsewhere = [each.cluster for each in every if each.cluster is not None and each not in here]
         train, heldout = (
             _rows(run, here, TRAIN, with_texts=False),
             _rows(run, here, HELDOUT, with_texts=True, device=device),
         )
         if len(train) < 2:
-            where = f"; only their owners have those of clusters {elsewhere}" if elsewhere else ""
+            where = f"; only their owners have those of {numbered('cluster', elsewhere, 20)}" if elsewhere else ""
             raise DataError(f"{len(train)} training rows in the run's shards{where}: an evaluation needs 2 or more")
         shown = train
         if run.config.data.text is not None:

@@ -31,7 +31,7 @@ def render_report(metrics: dict[str, Any], pictures: Mapping[str, bytes]) -> str
         losses=losses,
         losses_png=_losses_png(losses) if losses else None,
         curves_png=_curves_png(metrics.get("curves", {})),
-        router=router_page(metrics["router"]) if metrics["router"] else None,
+        router=router_page(metrics["router"], metrics.get("clusters")) if metrics["router"] else None,
         mixture_png=pictures["mixture.png"],
         mixture_words=apart_in_words(metrics) or "",
         grid_png=pictures["grid.png"],

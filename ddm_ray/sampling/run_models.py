@@ -204,7 +204,12 @@ def mixture_info(run: Run) -> MixtureInfo:
     if run.config.data.num_classes is not None:
         counts_CK = torch.cat([torch.tensor(info.counts_CK, dtype=torch.float64), counts_CK])
     mixture = MixtureInfo.from_counts(counts_CK, run.config.data.shape)
-    return replace(mixture, num_classes=run.config.data.num_classes, trained_null=run.config.experts_know_null)
+    return replace(
+        mixture,
+        num_classes=run.config.data.num_classes,
+        trained_null=run.config.experts_know_null,
+        numbers=run.config.partition.numbers,
+    )
 
 
 def row_networks(run: Run) -> dict[str, str]:
@@ -220,7 +225,7 @@ def monolith_info(run: Run, kind: ModelKind = "monolith") -> MixtureInfo:
 
 def expert_info(run: Run, cluster: int) -> MixtureInfo:
     """One cluster's expert by itself, as a mixture of one: K = 1."""
-    return _of_one(run, run.config.expert_of(cluster).train)
+    return replace(_of_one(run, run.config.expert_of(cluster).train), numbers=(cluster,))
 
 
 def _of_one(run: Run, train: TrainConfig) -> MixtureInfo:

@@ -25,7 +25,7 @@ from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling import pretrained
 from ddm_ray.sampling.export_folder import is_ours
 from ddm_ray.sampling.run_models import network_bytes, parse_network
-from ddm_ray.spelling import printable
+from ddm_ray.spelling import numbers_in_words, printable
 from ddm_ray.store.store import is_local
 
 Spec = dict[str, Any]
@@ -92,7 +92,8 @@ def _of_run(init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
     kind, _, number = name.partition(" ")
     artifact = expert(int(number)) if number else Artifact(kind)
     if artifact not in trained_of(run.config):
-        raise ConfigError(f"{run.url} has no {name}: its experts are 0 to {len(run.experts) - 1}")
+        known = numbers_in_words(run.config.partition.clusters)
+        raise ConfigError(f"{run.url} has no {name}: its experts are {known}")
     where = f"{run.url}/{artifact}"
     _require_same(spec_of(run.config, artifact.kind, artifact.cluster), spec, part, where)
     described, tensors = Weights.finished(run, artifact).read(run, network_bytes(spec))

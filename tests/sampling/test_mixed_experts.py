@@ -39,7 +39,8 @@ pytestmark = pytest.mark.contract
 
 SETTINGS = (
     "expert.model.analytic_skip=",
-    "experts={1: {model: {width: 16}, flow: {prediction: noise, path: cosine}, train: {batch: 8, steps: 9}}}",
+    "partition.numbers=[1, 4]",
+    "experts={4: {model: {width: 16}, flow: {prediction: noise, path: cosine}, train: {batch: 8, steps: 9}}}",
     "expert.train.steps=6",
     "expert.train.batch=4",
     "router.train.steps=6",
@@ -49,7 +50,7 @@ SETTINGS = (
     "evaluate.num_samples=40",
     "sample.steps=3",
 )
-USUAL, OTHER = 0, 1
+USUAL, OTHER = 1, 4
 STRATEGIES = ("once", "top-1", "full")
 
 

@@ -31,7 +31,7 @@ def heldout_rows(run: Run, artifacts: Sequence[Artifact], most: int, cache: str 
     rows, taken = StoredRows(run.config.data, sum(share.rows for share in shares)), 0
     for share in shares:
         for table in _tables(run, share, cache):
-            rows.fill(taken, table, share.cluster)
+            rows.fill(taken, table, run.config.partition.position(share.cluster))
             taken += table.num_rows
     return rows
 

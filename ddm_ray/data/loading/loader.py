@@ -22,7 +22,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text, TextIds
 from ddm_ray.data.loading.cache import local_files
-from ddm_ray.data.loading.shard_files import files_of, first_rows, null_text_of, require_shard, unreadable
+from ddm_ray.data.loading.shard_files import cluster_of, files_of, first_rows, null_text_of, require_shard, unreadable
 from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
@@ -116,7 +116,7 @@ def load_rows(
 def _tables(
     run: Run, artifacts: Sequence[Artifact], split: str, most: int | None, seed: int | None
 ) -> Iterator[tuple[pa.Table, int]]:
-    """The rows of `load_rows` file by file, as they are stored, each with its cluster."""
+    """The rows of `load_rows` file by file, as they are stored, each with its cluster's position."""
     shares = first_rows(run, artifacts, split, None if seed is not None else most)
     total, first = sum(share.rows for share in shares), 0
     drawn_N = (
@@ -132,7 +132,7 @@ def _tables(
             left, first = left - table.num_rows, first + table.num_rows
             if drawn_N is not None:
                 table = table.filter(pa.array(drawn_N[first - table.num_rows : first]))
-            yield table, share.cluster
+            yield table, run.config.partition.position(share.cluster)
         if left:
             raise share.lacking(run)
 
@@ -161,7 +161,7 @@ class Loader:
         Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there are no rows.
         """
         self._config, self._batch = _config_of(run, artifacts), batch
-        # Each file, its name for error messages, and its cluster.
+        # Each file, its name for error messages, and the position of its cluster.
         self._files: list[tuple[VerifiedFile, str, int]] = []
         groups: list[RowGroup] = []
         num_bytes = 0
@@ -174,7 +174,7 @@ class Loader:
                 before = sum(group.rows for group in groups)
                 for name, file in zip(names, files, strict=True):
                     where = f"{run.url}/{artifact}/{name}"
-                    self._files.append((file, where, ShardInfo.of(manifest).cluster))
+                    self._files.append((file, where, run.config.partition.position(cluster_of(manifest))))
                     groups += _groups(file, where, len(self._files) - 1)
                 if sum(group.rows for group in groups) - before != ShardInfo.of(manifest).rows_train:
                     raise CorruptArtifact(

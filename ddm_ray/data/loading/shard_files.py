@@ -36,6 +36,13 @@ def require_shard(run: Run, artifact: Artifact) -> Manifest:
     return manifest
 
 
+def cluster_of(manifest: Manifest) -> int:
+    """The number of the cluster of a shard, or of sampled images in its place."""
+    cluster = Artifact(manifest.artifact).cluster
+    assert cluster is not None
+    return cluster
+
+
 def files_of(manifest: Manifest, split: str) -> list[str]:
     """Names of a shard's files of one split, in the order of their rows."""
     return sorted(name for name in manifest.files if name.startswith(f"{split}-"))
@@ -54,8 +61,8 @@ class FirstRows:
 
     @property
     def cluster(self) -> int:
-        """The shard's cluster."""
-        return ShardInfo.of(self.manifest).cluster
+        """The number of the shard's cluster."""
+        return cluster_of(self.manifest)
 
     def lacking(self, run: Run) -> CorruptArtifact:
         """The error for files with fewer rows."""

@@ -38,15 +38,17 @@ class Multiplexer(EngineThread):
         router: driver.Field | None,
         max_rows: int = MAX_ROWS,
         clock: Callable[[], float] = time.monotonic,
+        clusters: Sequence[int] = (),
     ):
-        """`max_rows` of a batch. `clock` gives seconds."""
+        """`max_rows` of a batch. `clock` gives seconds. `clusters`: the experts' numbers; none: 0 to K - 1."""
         super().__init__()
         count = len(experts)
+        self.clusters = clusters or range(count)
         self.slots = SwapScheduler(count, experts.resident)
         self.swaps_K, self.waited_K = np.zeros(count, np.int64), np.zeros(count)
         self._experts, self._clock = experts, clock
         experts.on_fetch = self._fetched
-        pace, named = Pace(), _NamedFailures(experts)
+        pace, named = Pace(), _NamedFailures(experts, self.clusters)
 
         def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
             return driver.answers(calls, named, router)
@@ -127,8 +129,8 @@ class Multiplexer(EngineThread):
 class _NamedFailures:
     """The experts; one that can't be fetched raises ExpertError."""
 
-    def __init__(self, experts: OffloadedToHost):
-        self._experts, self.prefetch = experts, experts.prefetch
+    def __init__(self, experts: OffloadedToHost, clusters: Sequence[int]):
+        self._experts, self._clusters, self.prefetch = experts, clusters, experts.prefetch
 
     def __len__(self) -> int:
         return len(self._experts)
@@ -143,5 +145,6 @@ class _NamedFailures:
         except DDMError:
             raise
         except Exception as error:
-            LOG.warning("the weights of expert %d don't come: %s", expert, one_line(error, 500))
-            raise ExpertError(f"the weights of expert {expert} don't come: {type(error).__name__}", expert) from error
+            number = self._clusters[expert]
+            LOG.warning("the weights of expert %d don't come: %s", number, one_line(error, 500))
+            raise ExpertError(f"the weights of expert {number} don't come: {type(error).__name__}", expert) from error
