@@ -16,7 +16,7 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3860,
+    "cli": 3905,
     "config": 1765,
     "core": 1880,
     "data": 8845,
@@ -29,7 +29,7 @@ MAX_LINES = {
     "sampling": 4650,
     "serve": 5210,
     "store": 1015,
-    "top": 1955,
+    "top": 1965,
     "train": 5470,
     "watch": 600,
 }

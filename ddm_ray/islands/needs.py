@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from ddm_ray.config import RunConfig
+from ddm_ray.config import DenoiserConfig, RunConfig
+from ddm_ray.config.networks import SIZES
 from ddm_ray.jobs.job_files import list_jobs
 from ddm_ray.jobs.status import status
 from ddm_ray.models import weights
@@ -16,7 +17,7 @@ from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.hub import encoders_in_training
 from ddm_ray.models.spec import experts_by_network, router_spec
 from ddm_ray.models.text import known_parameters
-from ddm_ray.placement import TrainPlacement
+from ddm_ray.placement import Island, TrainPlacement
 from ddm_ray.run.graph import Artifact, shard, shards_of
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
@@ -87,6 +88,21 @@ class ModelNeeds:
         each = bytes_a_parameter(self.job.train.precision, workers, use_gpu)
         return [None if one is None else one * self.parameters + beside for one in each]
 
+    def memory_in(self, placement: TrainPlacement) -> float:
+        """Bytes of memory that a worker takes in this placement, of its GPU if it has one, without activations."""
+        if not placement.use_gpu:
+            return self.memory_on_cpu(placement)
+        sizes = self.memory(placement.workers.max, True, placement.teachers)
+        return sizes[placement.zero_stage] or max(size for size in sizes if size)
+
+    def sized(self, size: str) -> "ModelNeeds | None":
+        """The needs of a DiT of this named size in the network's place; None if that is no DiT."""
+        if self.job.spec["class"] != DenoiserConfig.kind():
+            return None
+        named = dict(zip(("width", "depth", "heads"), SIZES[size], strict=True))
+        spec = {**self.job.spec, "config": {**self.job.spec["config"], **named}}
+        return replace(self, model=weights.build(spec, "meta"))
+
     def memory_on_cpu(self, placement: TrainPlacement) -> float:
         """Bytes of a machine's memory that a worker on its CPU takes in this placement, without activations."""
         sizes = self.memory(placement.workers.max, False, placement.teachers)
@@ -132,6 +148,14 @@ def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
             models[spec] = weights.build(job.spec, "meta")
         needs.append(ModelNeeds(kind, name, left, run.config, job, _rows(run.config, members, sizes), models[spec]))
     return needs
+
+
+def too_large(run: Run, artifacts: Sequence[Artifact], site: Island) -> list[Artifact]:
+    """The models that need more memory than a worker of the island has; none if the island's file doesn't say."""
+    if (free := site.memory) is None:
+        return []
+    large = {each for need in needs_of(run, artifacts) if need.memory_in(site.train) > free for each in need.left}
+    return [artifact for artifact in artifacts if artifact in large]
 
 
 def _parameters(spec: dict[str, Any]) -> int:
