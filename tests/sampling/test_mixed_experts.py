@@ -34,6 +34,7 @@ from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import load_teachers, offloaded_teachers
 from tests.random_run import make_data
+from tests.text_run import make_text_run
 
 pytestmark = pytest.mark.contract
 
@@ -148,6 +149,25 @@ def test_an_evaluation_compares_only_what_is_alike(run: Run) -> None:
     losses = {row["model"]: row["loss"] for row in metrics["heldout_loss"]}
     assert {"monolith", "full", "own cluster"} <= losses.keys() and all(map(math.isfinite, losses.values()))
     assert (folder / "report.html").is_file()
+
+
+def test_networks_of_two_kinds_make_one_mixture(tmp_path: Path) -> None:
+    """A DiT of ours beside a transformer of diffusers, on texts and latents."""
+    arguments = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 1, "pos_embed_max_size": 4}
+    other = {"name": "SD3Transformer2DModel", "arguments": {**arguments, "caption_projection_dim": 16}}
+    run = make_text_run(tmp_path, (f"experts={{1: {{model: {json.dumps(other)}, flow: {{path: cosine}}}}}}",))
+    asked = {"seeds": range(4), "output_type": "latent", "num_inference_steps": 3}
+    pipeline = DDMPipeline.from_run(run)
+    pipeline.save_pretrained(tmp_path / "saved")
+    for strategy in ("full", "top-1"):
+        right = pipeline(["a cat"] * 4, strategy=strategy, **asked).images
+        for again in (
+            DDMPipeline.from_run(run, offload="host"),
+            DDMPipeline.from_pretrained(tmp_path / "saved", offload="disk"),
+        ):
+            assert torch.equal(again(["a cat"] * 4, strategy=strategy, **asked).images, right)
+    index = json.loads((tmp_path / "saved/model_index.json").read_text())
+    assert [index[f"expert_00{number}"][1] for number in (0, 1)] == ["DiT", "DiffusersTransformer"]
 
 
 def test_a_plan_has_a_line_for_each_kind_of_expert(run: Run, tmp_path: Path) -> None:
