@@ -27,7 +27,7 @@ MAX_LINES = {
     "pictures": 612,
     "run": 1895,
     "sampling": 4650,
-    "serve": 5210,
+    "serve": 5270,
     "store": 1015,
     "top": 1965,
     "train": 5470,

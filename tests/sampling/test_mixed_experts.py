@@ -117,6 +117,8 @@ def test_a_multiplexer_learns_the_speed_of_each_form(run: Run) -> None:
     info, version = mixture_info(run), Versions(run).newest()
     networks = Networks(run, info, Computing(max_rows=2, resident=2))
     engines = multiplexed_runners(info, version, networks, run.config.data).engine
+    large, small = networks.cost_K()
+    assert large > 2 * small and large + small == pytest.approx(2)
     try:
         speeds = [each.scheduler.speed for each in engines.of_expert]
         assert speeds[0] is not speeds[1] and all(speed.seconds(1) > 0 for speed in speeds)

@@ -65,7 +65,9 @@ def local_engine(
     router = None if version.router is None else networks.of(version.router)
     answer = partial(driver.answers, experts=experts, router=router)
     here_K = None if len(positions) == info.num_experts else np.isin(np.arange(info.num_experts), positions)
-    engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows))
+    # An engine of one expert learns the speed of that one.
+    cost_K = None if len(positions) == 1 else networks.cost_K()
+    engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows), cost_K=cost_K)
     present = [position for position in positions if experts[position] is not None]
     warm_up(engine, info, data, present, networks.computing.device)
     engine.start()
@@ -92,7 +94,8 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
 
     experts = OffloadedToHost(load, present, computing.device, computing.resident)
     router = None if version.router is None else networks.of(version.router)
-    multiplexer = Multiplexer(experts, router, computing.max_rows, clusters=info.clusters)
+    cost_K = networks.cost_K()
+    multiplexer = Multiplexer(experts, router, computing.max_rows, clusters=info.clusters, cost_K=cost_K)
     positions = [position for position, here in enumerate(present) if here]
     for first in {experts.form_of(position): position for position in reversed(positions)}.values():
         warm_up(multiplexer.of_expert[first], info, data, [first], computing.device)

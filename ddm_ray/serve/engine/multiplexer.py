@@ -39,8 +39,12 @@ class Multiplexer(EngineThread):
         max_rows: int = MAX_ROWS,
         clock: Callable[[], float] = time.monotonic,
         clusters: Sequence[int] = (),
+        cost_K: np.ndarray | None = None,
     ):
-        """`max_rows` of a batch. `clock` gives seconds. `clusters`: the experts' numbers; none: 0 to K - 1."""
+        """`max_rows` of a batch. `clock` gives seconds. `clusters`: the experts' numbers; none: 0 to K - 1.
+
+        `cost_K`: see `BatchEngine`.
+        """
         super().__init__()
         count = len(experts)
         self.clusters = clusters or range(count)
@@ -53,12 +57,12 @@ class Multiplexer(EngineThread):
         def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
             return driver.answers(calls, named, router)
 
-        def engine(here_K: np.ndarray | None) -> BatchEngine:
+        def engine(here_K: np.ndarray | None, cost_K: np.ndarray | None = None) -> BatchEngine:
             scheduler = Scheduler(max_rows, device=self.slots)
-            return BatchEngine(answer, here_K, scheduler, clock, self._changed, pace)
+            return BatchEngine(answer, here_K, scheduler, clock, self._changed, pace, cost_K)
 
         self.of_expert = [engine(np.arange(count) == expert) for expert in range(count)]
-        self.mixing = engine(None)
+        self.mixing = engine(None, cost_K)
         self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
         speed_of = dict[int | None, Speed]()
         for expert, each in enumerate(self.of_expert):
