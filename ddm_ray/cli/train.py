@@ -181,18 +181,29 @@ def _train_several(
     run: Any, left: list[Artifact], artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
     """Train the artifacts that are `left` of all, with one live view, and print the results in the order of all."""
-    from ddm_ray.islands.run_view import work_of
     from ddm_ray.watch.live_view import LiveView
 
-    # The most work first, so that it isn't done alone in the end. A student has to wait for others.
-    work = work_of(run)
-    left.sort(key=lambda artifact: -work(artifact))
+    left = most_work_first(run, left)
     rows: list[str] = [each for each in artifacts if each in left]
     with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
         _train(run, left, site, address, view.jobs, _starting(view, run), asked)
         for artifact in left:
             view.stage(artifact, 1.0)
     _tell(run, [artifact for artifact in artifacts if artifact in left])
+
+
+def most_work_first(run: Any, artifacts: list[Artifact]) -> list[Artifact]:
+    """The artifacts in the order in which they train: the longest isn't left for the end, when it would run alone.
+
+    A student has to wait for others, whatever its place.
+    """
+    from ddm_ray.islands.run_view import work_of
+
+    try:
+        work = {artifact: work_of(run)(artifact) for artifact in artifacts}
+    except DDMError:  # the training job reports it
+        return artifacts
+    return sorted(artifacts, key=work.__getitem__, reverse=True)
 
 
 @contextmanager

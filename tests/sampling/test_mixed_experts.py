@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from ddm_ray import cli
+from ddm_ray.cli.train import most_work_first
 from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import VelocityField
 from ddm_ray.evaluate.run import evaluate
@@ -80,6 +81,8 @@ def test_each_expert_is_its_own_network_and_counts_its_own_cost(run: Run) -> Non
         flops = steps * batch * training_flops_per_row(job.build(), (1, 8, 8))
         assert (info["step"], info["training_flops"], work_of(run)(expert(cluster))) == (steps, flops, flops)
     assert work_of(run)(expert(OTHER)) < work_of(run)(MONOLITH)
+    order = most_work_first(run, [ROUTER, expert(OTHER), expert(USUAL), MONOLITH])
+    assert order == [MONOLITH, *sorted([expert(OTHER), expert(USUAL), ROUTER], key=work_of(run), reverse=True)]
     assert train_job(run, MONOLITH).batch == 12
 
 
