@@ -13,6 +13,17 @@ def some(names: Collection[str], most: int = 5) -> str:
     return ", ".join(islice(names, most)) + more
 
 
+def numbers_in_words(numbers: Iterable[int], most: int = 20) -> str:
+    """Numbers in order, with ranges for those that follow each other: `0 to 2, 4`."""
+    spans = list[list[int]]()
+    for number in sorted(numbers):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    return some([" to ".join(map(str, span)) for span in spans], most)
+
+
 def closest_match(word: str, choices: Iterable[str]) -> str | None:
     """The choice that is most similar to a word, regardless of case; None if no choice is similar."""
     by_small_letters = {choice.lower(): choice for choice in choices}

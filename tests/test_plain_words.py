@@ -16,20 +16,20 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3850,
-    "config": 1740,
+    "cli": 4020,
+    "config": 1900,
     "core": 1880,
-    "data": 8830,
+    "data": 9090,
     "evaluate": 3360,
     "islands": 1960,
-    "jobs": 2920,
+    "jobs": 3065,
     "models": 2440,
     "pictures": 605,
-    "run": 1895,
+    "run": 2075,
     "sampling": 4650,
     "serve": 5185,
     "store": 1015,
-    "top": 1935,
+    "top": 1950,
     "train": 5470,
     "watch": 600,
 }

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from ddm_ray.config.changes import Changes
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
 from ddm_ray.config.experts import ExpertChanges
 from ddm_ray.config.fields import meant_field
@@ -16,7 +17,7 @@ from ddm_ray.config.strict_model import StrictModel
 from ddm_ray.config.training import DenoiserJob, RouterJob, StudentJob, TrainConfig, require_all_tokens
 from ddm_ray.core.names import STRATEGIES, parse_strategy_name, strategy_form
 from ddm_ray.errors import ConfigError
-from ddm_ray.spelling import meant, one_line, some
+from ddm_ray.spelling import meant, numbers_in_words, one_line
 
 
 class RunConfig(StrictModel):
@@ -30,6 +31,7 @@ class RunConfig(StrictModel):
     data: DataConfig = Field(description="images and their conditions")
     embedder: EmbedderConfig = Field(default=EmbedderConfig(), description="by what images are clustered")
     partition: PartitionConfig = Field(description="into clusters, one an expert")
+    changes: Changes = Field(default=Changes(), description="of the clusters, since the run that it was derived from")
     flow: FlowConfig = Field(default=FlowConfig(), description="what all networks learn")
     expert: DenoiserJob = Field(description="the experts; the monolith, too")
     experts: dict[Annotated[int, Field(ge=0)], ExpertChanges] = Field(
@@ -85,7 +87,8 @@ class RunConfig(StrictModel):
     def _experts_fit(self) -> Self:
         for cluster in self.experts:
             if cluster not in self.partition.clusters:
-                raise ValueError(f"experts.{cluster}: there is no such cluster: {_named(self.partition.clusters)}")
+                known = numbers_in_words(self.partition.clusters)
+                raise ValueError(f"experts.{cluster}: there is no such cluster: they are {known}")
             try:
                 model, flow = self.expert_of(cluster).model, self.flow_of(cluster)
             except ValidationError as error:
@@ -211,12 +214,6 @@ class RunConfig(StrictModel):
 
 def _changed(changes: ExpertChanges, part: str, default: StrictModel) -> dict[str, Any]:
     return changes.change(part, default.model_dump())
-
-
-def _named(clusters: tuple[int, ...]) -> str:
-    if clusters == tuple(range(len(clusters))):
-        return f"they are 0 to {len(clusters) - 1}"
-    return f"they are {some([str(each) for each in clusters], 20)}"
 
 
 def _require_strategy(field: str, strategy: str, num_clusters: int) -> None:

@@ -16,7 +16,7 @@ from ddm_ray.data.loading.loader import Rows, load_rows
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import DataError
 from ddm_ray.evaluate.candidates import Decode
-from ddm_ray.run.graph import Artifact, shard
+from ddm_ray.run.graph import Artifact, shards_of
 from ddm_ray.run.run import Run
 
 KEPT_BYTES = 2**30
@@ -45,9 +45,9 @@ class RealRows:
 
         Raises DataError for fewer than 2 training rows, MissingArtifact, DriftError, CorruptArtifact.
         """
-        every = [shard(cluster) for cluster in range(run.config.partition.num_clusters)]
+        every = shards_of(run.config)
         here = [artifact for artifact in every if not run.config.partition.given or _is_here(run, artifact)]
-        elsewhere = [cluster for cluster, artifact in enumerate(every) if artifact not in here]
+        elsewhere = [artifact.cluster for artifact in every if artifact not in here and artifact.cluster is not None]
         train, heldout = (
             _rows(run, here, TRAIN, with_texts=False),
             _rows(run, here, HELDOUT, with_texts=True, device=device),

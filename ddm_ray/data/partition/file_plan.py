@@ -17,7 +17,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import HELDOUT, TRAIN, shard_file_schema, shard_schema, trains
-from ddm_ray.run.extension import shard_file
+from ddm_ray.run.inheriting import shard_file
 
 FILE_BYTES = 256 * 2**20
 ROW_GROUP_BYTES = 4 * 2**20
@@ -29,7 +29,8 @@ ID_BYTES = 32
 class ShardFile:
     """A file of a shard: of a cluster's training or held-out rows, those in one of `of` equal ranges of shuffle keys.
 
-    `place`: the file's number among all files of a plan.
+    `place`: the file's number among all files of a plan. `cluster`: by its place among those that rows are divided
+    into.
     """
 
     place: int
