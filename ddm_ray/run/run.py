@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
@@ -147,7 +148,7 @@ class Run:
                 return RowsInfo.of(manifest)
         return None
 
-    @property
+    @cached_property  # loops over hundreds of experts ask for it at each
     def experts(self) -> tuple[Artifact, ...]:
         """All expert artifacts, by cluster."""
         return graph.experts_of(self.config)

@@ -262,7 +262,7 @@ class Scheduler:
         return self._jobs[: bisect.bisect_right(self._jobs, now, key=_deadline)]
 
     def lost(self, now: float) -> list[Job]:
-        """Its own of the jobs to give up on its device: see `SharedDevice.lost`."""
+        """Jobs of this scheduler to give up: see `SharedDevice.lost`."""
         lost = self.device.lost(now)
         return [job for job in self._jobs if job in lost] if lost else []
 

@@ -27,6 +27,7 @@ from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
 from ddm_ray.serve.engine.versions import Version, Versions
 from tests.published import publish_weights
 from tests.serve.conftest import milestone, unfinished
+from tests.store_meter import StoreMeter
 
 pytestmark = pytest.mark.contract
 
@@ -67,6 +68,34 @@ def test_the_newest_weights_of_each_network_are_served(run: Run) -> None:
         "router": {"step": 300, "final": True},
     }
     assert not Versions(run).settled
+
+
+def test_a_look_reads_nothing_of_jobs_that_have_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many experts most may have, long before the last does."""
+    versions = Versions(run)
+    assert versions.newest().experts[1] is None
+    meter = StoreMeter(monkeypatch)
+    assert versions.newest().experts[1] is None
+    assert meter.requests == {"list": 1} and not any(FIRST in name for name in meter.listed)
+    newer = milestone(run, SECOND, 20)
+    assert versions.newest().experts[1] == newer
+
+
+def test_ended_weights_that_could_not_be_served_are_served_once_they_are_mended(run: Run) -> None:
+    weights, networks, versions = Weights.finished(run, FIRST), networks_of(run), Versions(run)
+    milestone(run, SECOND, 20)
+    key = f"{FIRST}/{weights.prefix}/ema.safetensors"
+    sound = run.store.read(key)
+    damage(run, weights)
+
+    def look() -> Version:
+        return asyncio.run(versions.loadable(lambda *parts: load_all(networks, *parts)))
+
+    assert look().experts[0] is None
+    run.store.write(key, sound)
+    mended = milestone(run, FIRST, 310)
+    run.store.delete_one(f"{FIRST}/{NAME}")  # its training goes on, to another end
+    assert look().experts[0] == mended
 
 
 def test_of_one_step_the_later_attempts_weights_count(run: Run) -> None:
