@@ -27,7 +27,7 @@ MAX_LINES = {
     "pictures": 605,
     "run": 1870,
     "sampling": 4650,
-    "serve": 5185,
+    "serve": 5215,
     "store": 1015,
     "top": 1935,
     "train": 5470,

@@ -36,9 +36,8 @@ class Run:
     """
 
     def __init__(self, store: Store, config: RunConfig, base: "Run | None" = None, appends: Appended | None = None):
-        self.store = store
+        self.store, self.url = store, store.url
         self.config = config
-        self.url = store.url
         self.base = base
         self.appends = appends
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ddm_ray.errors import ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.device_slots import DeviceSlot
+from ddm_ray.sampling.packed_weights import PackedWeights
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
@@ -127,9 +128,9 @@ def test_a_velocity_on_a_gpu_waits_for_nothing_whoever_computes(strategy: str) -
 def test_a_fetch_that_fails_ends_those_that_need_that_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     engines, fetch = multiplexer(), DeviceSlot.fetch
     asked = [one(seed) for seed in range(20)] + [one(seed, "full") for seed in range(20, 22)]
-    broken = engines._experts._blocks[2]
+    broken = engines._experts.packed[2].block
 
-    def failing(place: DeviceSlot, form: int, source: Tensor) -> object:
+    def failing(place: DeviceSlot, form: PackedWeights, source: Tensor) -> object:
         if source is broken:
             raise RuntimeError("CUDA error")
         return fetch(place, form, source)

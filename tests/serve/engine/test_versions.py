@@ -22,7 +22,7 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.live_sampler import LiveSampler, follow
-from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine
+from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine, multiplexed_engines
 from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
 from ddm_ray.serve.engine.versions import Version, Versions
 from tests.published import publish_weights
@@ -194,6 +194,27 @@ def test_weights_of_another_configuration_arent_served(run: Run, tmp_path: Path)
     assert run.store.exists(key) and loadable(Versions(run), run).experts[1] == weights
     with pytest.raises(DriftError, match="num_clusters"):
         Weights(SECOND, chosen(run).experts[1].prefix, 20, final=False).read(run, {"model.json": 2**20})
+
+
+def test_of_a_newer_version_only_the_experts_that_differ_come_to_host_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each publication of one of hundreds would read all of them again, and hold them twice."""
+    info, networks = mixture_info(run), Networks(run, mixture_info(run), Computing(max_rows=8, resident=2))
+    milestone(run, SECOND, 10)
+    multiplexed_engines(info, chosen(run), networks, run.config.data).close()
+    before, newer = networks.packed, milestone(run, SECOND, 20, 1.5)
+    newest, meter = chosen(run), StoreMeter(monkeypatch)
+    engines = multiplexed_engines(info, newest, networks, run.config.data)
+    try:
+        assert meter.requests == {"get": 4}  # its manifest, that of its shard, and two files
+        assert networks.packed.keys() == set(newest.experts) and newer in newest.experts
+        assert networks.packed[newest.experts[0]] is before[newest.experts[0]]
+        of_expert = [LocalRunner(engine) for engine in engines.of_expert]
+        images = asyncio.run(SegmentSampler(info, of_expert, LocalRunner(engines.mixing)).sample(REQUEST)).result
+        assert torch.allclose(images.images_BCHW, sampled(run, newest), atol=1e-5)
+    finally:
+        engines.close()
 
 
 def sampled(run: Run, version: Version, request: SampleRequest = REQUEST) -> Tensor:
