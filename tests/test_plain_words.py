@@ -22,7 +22,7 @@ MAX_LINES = {
     "data": 8830,
     "evaluate": 3360,
     "islands": 1960,
-    "jobs": 2930,
+    "jobs": 2945,
     "models": 2440,
     "pictures": 605,
     "run": 1870,

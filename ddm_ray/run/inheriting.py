@@ -61,7 +61,7 @@ class InheritingStore(Store):
         if self.inherits(prefix):
             return self.base.sizes(prefix)
         own = super().sizes(prefix)
-        if not self._generation or not prefix.startswith(SHARDS):
+        if not self._generation or not f"{prefix}/".startswith(SHARDS):
             return own
         earlier = self.base.sizes(prefix)
         both = {**own, **{name: size for name, size in earlier.items() if self.inherits(f"{prefix}/{name}")}}
