@@ -87,7 +87,9 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
         assert isinstance(network, torch.nn.Module)
         return network
 
-    here = {cluster: networks.packed[each] for cluster, each in enumerate(experts_K) if each in networks.packed}
+    here = {
+        cluster: networks.packed[each] for cluster, each in enumerate(experts_K) if each and each in networks.packed
+    }
     experts = OffloadedToHost(load, present, computing.device, computing.resident, here)
     networks.packed = {each: experts.packed[cluster] for cluster, each in enumerate(experts_K) if each is not None}
     router = None if version.router is None else networks.of(version.router)
