@@ -98,7 +98,7 @@ def _of_attempts(run: Run, artifact: Artifact) -> Iterator[Finding]:
         if manifest := run.manifest(artifact):
             own = TrainedInfo.of(manifest).weights
     users = {
-        STATE: "only a run derived from this one needs it" if own else "no attempt goes on from it",
+        STATE: "just a derived run needs it" if own else "no attempt goes on from it",
         WEIGHTS: "it isn't used",
     }
     for kind, user in users.items():

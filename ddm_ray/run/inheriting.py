@@ -95,7 +95,7 @@ class InheritingStore(Store):
             return True
         artifacts = f"{prefix.removeprefix(self._prefix_of_copies)}/"
         return any(kept.startswith(artifacts) for kept in self._kept) or (
-            self._generation > 0 and prefix.startswith(SHARDS)
+            self._generation > 0 and f"{prefix}/".startswith(SHARDS)
         )
 
     read = _routed(Store.read)

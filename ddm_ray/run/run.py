@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
@@ -41,9 +42,8 @@ class Run:
         base: "Run | None" = None,
         kept: Mapping[Artifact, str] | None = None,
     ):
-        self.store = store
+        self.store, self.url = store, store.url
         self.config = config
-        self.url = store.url
         self.base = base
         self.kept = kept or {}
 
@@ -139,7 +139,7 @@ class Run:
                 return RowsInfo.of(manifest)
         return None
 
-    @property
+    @cached_property  # loops over hundreds of experts ask for it at each
     def experts(self) -> tuple[Artifact, ...]:
         """All expert artifacts, by cluster."""
         return graph.experts_of(self.config)

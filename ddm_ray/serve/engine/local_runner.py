@@ -87,7 +87,11 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
         assert isinstance(network, torch.nn.Module)
         return network
 
-    experts = OffloadedToHost(load, present, computing.device, computing.resident)
+    here = {
+        cluster: networks.packed[each] for cluster, each in enumerate(experts_K) if each and each in networks.packed
+    }
+    experts = OffloadedToHost(load, present, computing.device, computing.resident, here)
+    networks.packed = {each: experts.packed[cluster] for cluster, each in enumerate(experts_K) if each is not None}
     router = None if version.router is None else networks.of(version.router)
     multiplexer = Multiplexer(experts, router, computing.max_rows)
     clusters = [cluster for cluster, here in enumerate(present) if here]

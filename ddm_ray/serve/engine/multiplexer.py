@@ -58,6 +58,7 @@ class Multiplexer(EngineThread):
         self.of_expert = [engine(np.arange(count) == expert) for expert in range(count)]
         self.mixing = engine(None)
         self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
+        self._number = {engine.scheduler: number for number, engine in self._engines.items()}
         for each in self.of_expert:
             # Experts are alike: an engine with few requests knows its speed from the others.
             each.scheduler.speed = self.of_expert[0].scheduler.speed
@@ -85,8 +86,8 @@ class Multiplexer(EngineThread):
 
     def tick(self) -> bool:
         """Run a velocity of the engine that the swap scheduler chooses; False if no engine has work."""
-        for engine in self._engines.values():
-            engine.leave()
+        for number in self._deadlines():
+            self._engines[number].leave()
         deadlines = self._deadlines()
         if not deadlines:
             return False
@@ -113,9 +114,10 @@ class Multiplexer(EngineThread):
         self._experts.on_fetch = None  # else its memory would stay until the next full garbage collection
 
     def _deadlines(self) -> dict[int, float]:
-        """The earliest of each engine that has work."""
-        deadlines = ((number, engine.deadline) for number, engine in self._engines.items())
-        return {number: deadline for number, deadline in deadlines if deadline is not None}
+        """The earliest of each engine that has work; the others, which may be hundreds, aren't looked at."""
+        with self._changed:
+            latest_first = reversed(self.slots.jobs)
+            return {self._number[scheduler]: job.deadline for scheduler, job in latest_first}
 
     def _fetched(self, expert: int, seconds: float, waited: float) -> None:
         self.slots.swapped(seconds)
