@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from itertools import islice
 
@@ -18,11 +18,15 @@ def numbered(word: str, numbers: Collection[int], most: int = 5) -> str:
     return f"{word}{'s' if len(numbers) > 1 else ''} {some([str(number) for number in numbers], most)}"
 
 
-def numbers_in_words(numbers: Sequence[int], most: int = 20) -> str:
-    """Ascending numbers: `0 to 3` where none between is missing, else `1, 4 and 2 more`."""
-    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{numbers[0]} to {numbers[-1]}"
-    return some([str(number) for number in numbers], most)
+def numbers_in_words(numbers: Iterable[int], most: int = 20) -> str:
+    """Numbers in order, with ranges for those that follow each other: `0 to 2, 4`."""
+    spans = list[list[int]]()
+    for number in sorted(numbers):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    return some([" to ".join(map(str, span)) for span in spans], most)
 
 
 def closest_match(word: str, choices: Iterable[str]) -> str | None:

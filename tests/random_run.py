@@ -142,7 +142,9 @@ def publish_models(run: Run, spread: float = 0.05) -> None:
 
 
 def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: int) -> None:
-    """Commit a model as a finished training job's artifact, the way training does."""
+    """Commit a model as a finished training job's artifact, the way training does, unless the run keeps its base's."""
+    if run.inherits(artifact):
+        return
     attempt = claim(run.store, artifact)
     asked = spec_of(run.config, artifact.kind, artifact.cluster)
     tensors, spec = weights.weights_as_bytes(model, {**asked, **weights.spec_of_model(model)})

@@ -41,21 +41,22 @@ def test_a_run_is_trained_appended_to_and_begun_with(
     before = sums(base)
 
     write_digits(tmp_path / "photos", range(150, 200))
-    printed = call("append", "first", "expert.train.steps=6", "router.train.steps=4")
-    assert "50 new files" in printed and f"next: ddm prepare {base.url}/extended/0001" in printed
-    call("prepare", "first/extended/0001")
-    fit = call("partition", "first/extended/0001")
+    fewer = ["--set", "expert.train.steps=6", "--set", "router.train.steps=4"]
+    printed = call("init", "more", "--from", "first", "--append", *fewer)
+    assert "50 new files" in printed and "next: ddm prepare more" in printed
+    call("prepare", "more")
+    fit = call("partition", "more")
     assert "cluster 0: " in fit and "new training rows" in fit
-    call("train", "first/extended/0001", "all")
-    run = Run.open("first/extended/0001")
+    call("train", "more", "all")
+    run = Run.open("more")
     assert RowsInfo.of(run.require(ROWS)).rows == 50 and run.finished(PARTITION)
     assert [TrainedInfo.of(run.require(job)).step for job in (*run.experts, ROUTER)] == [6, 6, 4]
-    call("sample", "first/extended/0001", "--num", "1", "--out", "more.png")
-    call("evaluate", "first/extended/0001")
+    call("sample", "more", "--num", "1", "--out", "more.png")
+    call("evaluate", "more")
     with Image.open("more.png") as grid:
         assert grid.width > 8
-    assert f"appends 50 files to {base.url}" in call("status", "first/extended/0001")
-    assert f"extended by {run.url}" in call("status", "first")
+    assert f"derived from {base.url}" in call("status", "more")
+    assert f"{run.url} was derived from it" in call("status", "first")
     assert sums(base) == before
     call("sample", "first", "--num", "1", "--out", "first.png")
 

@@ -16,20 +16,20 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 3915,
-    "config": 1765,
+    "cli": 4085,
+    "config": 1925,
     "core": 1880,
-    "data": 8845,
+    "data": 9100,
     "evaluate": 3360,
     "islands": 1960,
-    "jobs": 2920,
+    "jobs": 3090,
     "models": 2440,
     "pictures": 612,
-    "run": 1895,
-    "sampling": 4650,
-    "serve": 5270,
+    "run": 2075,
+    "sampling": 4670,
+    "serve": 5295,
     "store": 1015,
-    "top": 1965,
+    "top": 1980,
     "train": 5470,
     "watch": 600,
 }

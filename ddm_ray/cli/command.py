@@ -248,12 +248,12 @@ def say_checked(name: str, wrong: str) -> None:
     say(f"  {name:<16} {f'wrong: {wrong}' if wrong else 'sound'}")
 
 
-def say_extensions(run: Any) -> None:
-    """Name the runs that extend this one, since its own artifacts don't show them."""
-    from ddm_ray.jobs.extend import extensions
+def say_derived(run: Any) -> None:
+    """Name the runs that were derived from this one, since its own artifacts don't show them."""
+    from ddm_ray.run.base import derived_from
 
-    for url in extensions(run):
-        say(f"  extended by {url}, a run of its own: {ddm_line('status', url)}")
+    for url in derived_from(run.store):
+        say(f"  {url} was derived from it: {ddm_line('status', url)}")
 
 
 def warn(text: str) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
@@ -22,7 +23,7 @@ from ddm_ray.cli.command import (
 )
 from ddm_ray.cli.devices import GPU, placed, require_gpu, tell_of_workers
 from ddm_ray.cli.fixes import ddm_line
-from ddm_ray.run.graph import Artifact
+from ddm_ray.run.graph import Artifact, rows_of
 from ddm_ray.run.info import ClusterFit, ReportInfo, RowsInfo
 
 
@@ -32,7 +33,9 @@ from ddm_ray.run.info import ClusterFit, ReportInfo, RowsInfo
 @ISLANDS
 @ISLAND
 @ADDRESS
-@click.option("--cluster", type=int, metavar="K", help="Owner of the images, if each owner is a cluster (see below).")
+@click.option(
+    "--cluster", type=int, metavar="K", help="Only the images of this cluster: an owner's, or one's that joined."
+)
 @click.option("--source", metavar="URI", help="Images of that owner, instead of data.source.")
 @click.option(
     "--max-rejected",
@@ -79,7 +82,9 @@ def prepare(
 
     run = Run.open(run_url)
     site = load_island(islands, island)
-    artifact, placement = preparing.rows_artifact(run, cluster), placed(site.prepare, gpu)
+    placement = placed(site.prepare, gpu)
+    one = cluster is not None or source is not None or run.config.partition.given
+    artifacts = (preparing.rows_artifact(run, cluster),) if one else rows_of(run.config)
 
     @contextmanager
     def session() -> Iterator[None]:
@@ -93,7 +98,7 @@ def prepare(
             tell_of_workers("embed", placement.use_gpu, cluster_total("GPU"))
             yield
 
-    def stage(run: Any, report: Any) -> None:
+    def stage(run: Any, report: Any, cluster: int | None) -> None:
         from ddm_ray.data.sharded.ray_data import RayData
         from ddm_ray.models.hub import require_hub
 
@@ -103,9 +108,10 @@ def prepare(
         ray_data = RayData(placement, session)
         preparing.prepare(run, report, placement, source, cluster, max_rejected, execute=ray_data)
 
-    make(run_url, artifact, stage, mends=True)
-    _show_rows(run, artifact)
-    owner = () if cluster is None else ("--cluster", str(cluster))
+    for artifact in artifacts:
+        make(run_url, artifact, partial(stage, cluster=artifact.cluster), mends=True)
+        _show_rows(run, artifact)
+    owner = ("--cluster", str(cluster)) if run.config.partition.given else ()
     say(f"next: {ddm_line('partition', run_url, *owner)}")
 
 

@@ -1,111 +1,22 @@
-"""Verbs on a whole run: init begins it; status and watch show its progress."""
+"""Verbs that show the progress of a whole run: status and watch."""
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ddm_ray.cli.command import NEW_RUN, RECIPE_HELP, RUN, SET_HELP, Between, main, say, say_extensions, waiting, warn
-from ddm_ray.cli.fixes import ddm_line, phrase
-from ddm_ray.cli.sources import SourcesCommand
+from ddm_ray.cli.command import RUN, Between, main, say, say_derived, waiting, warn
+from ddm_ray.cli.derive import changes_in_words
+from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError
-from ddm_ray.spelling import some
 
 PIPE_COLUMNS = 80
 """Width of a table that isn't for a terminal."""
 MAX_SECONDS = 1e6
 """Longest pause of --every and --stalled-after: eleven days."""
-
-
-@main.command(cls=SourcesCommand)
-@NEW_RUN
-@click.option("--recipe", required=True, metavar="NAME", help=RECIPE_HELP)
-@click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
-@click.option(
-    "--unseen",
-    is_flag=True,
-    help="Don't look at images and networks, because they are on another machine or come later.",
-)
-def init(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -> None:
-    """Begin a run: write its configuration to RUN/run.json.
-
-    If the images are on this disk, the command looks at them and prints what it finds: files, classes, sizes, and what
-    can't be read. It also compares the sizes of text encoder and autoencoder, if this machine has them. Repeat it with
-    other settings until the result is right. From `ddm prepare` on, the configuration can't be changed.
-
-    \b
-      ddm init runs/mine --recipe photos-cpu --set data.source=~/photos
-      ddm init runs/digits --recipe digits
-      ddm init s3://bucket/run7 --recipe my.yaml --set partition.num_clusters=8
-      ddm init runs/finer --recipe digits --set 'expert.train.init_from={source: runs/digits, network: own}'
-
-    The last example begins each training job with trained weights instead of random ones. They are those of the model
-    with the same name, or of one network for all experts (network: monolith, or 'expert 3'). The source is another run,
-    an exported pipeline, a transformer of diffusers, or a .safetensors file with the network's tensors. The weights are
-    copied into RUN.
-    """
-    from ddm_ray.cli.plan import outlook
-    from ddm_ray.config import load_recipe
-    from ddm_ray.data.prepare.stage import require_known_sizes
-    from ddm_ray.data.sources import absolute_name, open_source
-    from ddm_ray.run.inputs import beginnings_of
-    from ddm_ray.run.run import Run
-    from ddm_ray.store.store import Store
-
-    config = load_recipe(recipe, settings)
-    source = absolute_name(config.data.source)
-    # Absolute, since other processes have other current folders.
-    config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
-    if os.path.isabs(source) and Path(source).resolve() == Store(run_url).local:
-        raise ConfigError(f"RUN {run_url} is the folder of its images; give it one of its own, as {run_url}/run")
-    if not unseen:
-        require_known_sizes(config.data)
-        open_source(config.data)  # reads nothing, but refuses an unknown source or format
-        _look(config)
-
-    def on_replaced(differences: str) -> None:
-        say(f"replaces the earlier configuration, from which nothing is made yet: {differences}")
-
-    start = _begin_with_weights if beginnings_of(config) else Run.create
-    run = start(run_url, config, on_replaced=on_replaced)
-    say(f"run {run.config.name!r} at {run.url}")
-    outlook(run, run_url)
-    say(f"next: {ddm_line('prepare', run_url)}")
-
-
-def _look(config: Any) -> None:
-    """Print what a source on this disk has. Raises DataError, with the remedy, if no run can be made from it."""
-    from ddm_ray.data.sources import is_here
-
-    # If shards are given, owners name their images in `ddm prepare`.
-    if not is_here(config.data.source) or config.partition.given:
-        return
-    from ddm_ray.data.sources.look import look
-
-    with waiting("looking at the images"):
-        seen = look(config)
-    for line in seen.lines:
-        say(line)
-    for warning in seen.warnings:
-        warn(warning)
-    if config.data.num_classes == 1 and len(seen.folders) > 1:
-        names, each = some(seen.folders), f"--set data.num_classes={len(seen.folders)}"
-        say(f"its folders ({names}) are one class; each is its own with {each}")
-
-
-def _begin_with_weights(run_url: str, config: Any, on_replaced: Callable[[str], None]) -> Any:
-    """Begin a run that starts from other runs' weights, after a check that these fit."""
-    from ddm_ray.sampling.initial_weights import create_run
-
-    run, lacking = create_run(run_url, config, on_replaced)
-    for artifact in lacking:
-        warn(f"{artifact}: there are no such weights, so that nothing that begins with them can be trained")
-    return run
 
 
 @main.command()
@@ -118,8 +29,8 @@ def status(run_url: str, in_full: bool, as_json: bool) -> None:
     Below the table the command says what went wrong, and how to continue. It waits until each begun job gives a sign of
     life, usually some seconds, at most a minute. A job is silent, and may be dead, if its heartbeat doesn't change for
     10 seconds and for three of its usual pauses. The command also warns if islands have different versions of
-    libraries, and names the runs that extend RUN. With --long it names all artifacts, and where each job runs (island,
-    host, Ray job).
+    libraries, and names the runs that were derived from RUN. With --long it names all artifacts, and where each job
+    runs (island, host, Ray job).
 
     \b
       ddm status runs/digits
@@ -143,7 +54,7 @@ def status(run_url: str, in_full: bool, as_json: bool) -> None:
         what, where = painted.picture_lines
         say(what)
         say(f"  {where}")
-    say_extensions(run)
+    say_derived(run)
     for each in statuses:
         if each.state == "begun" and each.job and each.job.files and (why := last_loss(run.store, each.job.files)):
             warn(f"{each.artifact}: an attempt was lost: {why}")
@@ -176,19 +87,19 @@ def _show_short(run: Any, statuses: list[Any]) -> None:
 
 
 def _say_base(run: Any) -> None:
-    """Name the run that this one continues, if there is one."""
-    if run.base and run.appends:
-        say(f"  appends {run.appends.files:,} files to {run.base.url}, and continues with its clusters and weights")
-    elif run.base:
-        say(f"  continues {run.base.url}, and shares its rows and partition")
+    """Name the run that this one was derived from, if there is one, and how its clusters differ."""
+    if run.base:
+        say(f"  derived from {run.base.url}, and keeps {len(run.kept)} artifacts of it")
+    for line in changes_in_words(run.config.changes):
+        say(f"  {line}")
 
 
 def _as_json(run: Any) -> dict[str, Any]:
     """Everything that `status` prints, without remedies."""
     from ddm_ray.jobs.describe import describe
-    from ddm_ray.jobs.extend import extensions
     from ddm_ray.jobs.observer import survey_once
     from ddm_ray.jobs.versions import differences
+    from ddm_ray.run.base import derived_from
 
     statuses = survey_once(run)
     artifacts = [
@@ -208,8 +119,8 @@ def _as_json(run: Any) -> dict[str, Any]:
         "name": run.config.name,
         "configuration": run.fingerprint,
         "base": run.base.url if run.base else None,
-        "appends": run.appends.files if run.appends else 0,
-        "extensions": [{"url": url} for url in extensions(run)],
+        "changes": run.config.changes.model_dump(mode="json", exclude_defaults=True),
+        "derived": derived_from(run.store),
         "artifacts": artifacts,
         "versions_differ": differences(statuses),
     }
@@ -280,7 +191,7 @@ def watch(
             statuses = survey_once(run)
         for each in statuses:
             say(line(each, phrase))
-        say_extensions(run)
+        say_derived(run)
         return
     from ddm_ray.watch import loop
     from ddm_ray.watch.events import Event

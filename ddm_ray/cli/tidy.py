@@ -20,8 +20,8 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
 
     These are training states of finished jobs, unpublished weights of their other attempts, chunks that nothing names,
     and unfinished files of killed processes after a day. Unfinished jobs and stages are left alone. Milestones are
-    kept, unless you ask for them. A finished job can't be extended without its last state: run `ddm extend` first,
-    which keeps the states that it needs until it has finished.
+    kept, unless you ask for them. A finished job can't be continued without its last state: derive the longer run
+    first (`ddm init RUN2 --from RUN`), for which the states that it needs are kept until it has finished.
 
     \b
       ddm tidy runs/digits

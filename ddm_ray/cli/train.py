@@ -18,7 +18,7 @@ from ddm_ray.cli.command import (
     OneOf,
     main,
     say,
-    say_extensions,
+    say_derived,
     trained,
     with_extras,
 )
@@ -119,7 +119,7 @@ def _train_one(run: Any, artifact: Artifact, site: Any, address: str | None, ask
                 _train(run, [artifact], site, address, view.jobs, _starting(view), asked, launch)
             view.stage(artifact, 1.0)
     _tell(run, [artifact], accepting=True)
-    say_extensions(run)
+    say_derived(run)
 
 
 def _starting(view: Any, run: Any = None) -> Callable[[Artifact], None]:

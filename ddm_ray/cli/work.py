@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, Between, main, say, say_extensions, with_extras
+from ddm_ray.cli.command import ADDRESS, ISLANDS, RUN, Between, main, say, say_derived, with_extras
 from ddm_ray.cli.fixes import by, words
 from ddm_ray.cli.train import sharing_idle_cores
 from ddm_ray.errors import ConfigError
@@ -129,7 +129,7 @@ def work(
         worker = IslandWorker(run, heartbeat, observer, train, report, require_room, left.is_set, job)
         end = worker.run_to_end()
     say(f"{site.name}: {end}")
-    say_extensions(run)
+    say_derived(run)
     if left.is_set():
         click.get_current_context().exit(EXIT_AGAIN)
 

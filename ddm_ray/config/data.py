@@ -295,7 +295,7 @@ class PartitionConfig(StrictModel):
     def _fits(self) -> Self:
         if self.num_fine < self.num_clusters:
             raise ValueError(f"num_fine ({self.num_fine}) must be at least num_clusters ({self.num_clusters})")
-        if list(self.numbers) != sorted({number for number in self.numbers if 0 <= number < 10**9}):
+        if list(self.numbers) != sorted({number for number in self.numbers if 0 <= number < 100_000}):
             raise ValueError("numbers: must ascend, from 0 on")
         if self.numbers and len(self.numbers) != self.num_clusters:
             raise ValueError(f"numbers: are {len(self.numbers)}, and num_clusters is {self.num_clusters}")

@@ -1,5 +1,6 @@
 """Recipes: named RunConfigs that ship with the package, YAML files of one's own, and settings on top."""
 
+from collections.abc import Collection
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -57,6 +58,12 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     fields = read_yaml(text, f"recipe {recipe}", RunConfig)
     if not isinstance(fields, dict):
         raise ConfigError(f"recipe {recipe}: holds no fields; write one as `name: value` lines")
+    apply_settings(fields, settings)
+    return parse_config(fields, f"recipe {recipe}" + (f" with {' '.join(settings)}" if settings else ""))
+
+
+def apply_settings(fields: dict[str, Any], settings: Collection[str]) -> None:
+    """Apply `a.b=value` settings to the fields of a configuration. Raises ConfigError."""
     named = {setting.partition("=")[0] for setting in settings}
     for setting in settings:
         _apply(fields, setting)
@@ -69,7 +76,6 @@ def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
     if isinstance(fields.get("embedder"), dict) and "embedder.kind" in named:
         for name in NETWORK - named:  # so do fields of a network of another kind
             fields["embedder"].pop(name.removeprefix("embedder."), None)
-    return parse_config(fields, f"recipe {recipe}" + (f" with {' '.join(settings)}" if settings else ""))
 
 
 def _apply(fields: dict[str, Any], setting: str) -> None:

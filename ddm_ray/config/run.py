@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from ddm_ray.config.changes import Changes
 from ddm_ray.config.data import DataConfig, EmbedderConfig, PartitionConfig
 from ddm_ray.config.experts import ExpertChanges
 from ddm_ray.config.fields import meant_field
@@ -30,6 +31,7 @@ class RunConfig(StrictModel):
     data: DataConfig = Field(description="images and their conditions")
     embedder: EmbedderConfig = Field(default=EmbedderConfig(), description="by what images are clustered")
     partition: PartitionConfig = Field(description="into clusters, one an expert")
+    changes: Changes = Field(default=Changes(), description="of the clusters, since the run that it was derived from")
     flow: FlowConfig = Field(default=FlowConfig(), description="what all networks learn")
     expert: DenoiserJob = Field(description="the experts; the monolith, too")
     experts: dict[Annotated[int, Field(ge=0)], ExpertChanges] = Field(

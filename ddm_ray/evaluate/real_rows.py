@@ -48,7 +48,7 @@ class RealRows:
         """
         every = shards_of(run.config)
         here = [artifact for artifact in every if not run.config.partition.given or _is_here(run, artifact)]
-        elsewhere = [each.cluster for each in every if each.cluster is not None and each not in here]
+        elsewhere = [artifact.cluster for artifact in every if artifact not in here and artifact.cluster is not None]
         train, heldout = (
             _rows(run, here, TRAIN, with_texts=False),
             _rows(run, here, HELDOUT, with_texts=True, device=device),

@@ -33,7 +33,7 @@ from ddm_ray.models.embedders import Embedder
 from ddm_ray.pictures.images import to_bytes, to_unit
 from ddm_ray.run.chunk_records import ChunkKey
 from ddm_ray.run.graph import Artifact, reference, shard, shards_of
-from ddm_ray.run.info import ReferenceInfo
+from ddm_ray.run.info import ReferenceInfo, ShardInfo
 from ddm_ray.run.manifest import Identity
 from ddm_ray.run.run import Run
 
@@ -174,7 +174,7 @@ def _make(chunks: ReferenceStore, train: Rows, elsewhere: list[int], by: Instrum
                 if not left:
                     break
                 rows = min(left, num_rows(run, f"{share.manifest.artifact}/{name}"))
-                units.append(RowsFile(share.cluster, name, rows))
+                units.append(RowsFile(ShardInfo.of(share.manifest).cluster, name, rows))
                 left -= rows
         return ReferencePlan(tuple(units))
 
@@ -255,8 +255,8 @@ class ReadFile:
         data = self.run.read(shard(unit.cluster), unit.file)
         columns = ["data", *(["label"] if self.run.config.data.text is None else [])]
         table = read_parquet(data, f"{self.run.url}/{unit.key}", columns).slice(0, unit.rows)
-        position = self.run.config.partition.position(unit.cluster)
-        table = table.append_column("cluster", pa.array(np.full(table.num_rows, position, np.int64)))
+        place = self.run.config.partition.position(unit.cluster)
+        table = table.append_column("cluster", pa.array(np.full(table.num_rows, place, np.int64)))
         for number, first in enumerate(range(0, table.num_rows, CHUNK_ROWS)):
             if number not in done:
                 yield Chunk(number, table.slice(first, CHUNK_ROWS), min(1.0, (first + CHUNK_ROWS) / table.num_rows))

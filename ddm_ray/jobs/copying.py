@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, StorageError
-from ddm_ray.jobs.attempts import CLAIM
-from ddm_ray.run.graph import Artifact
+from ddm_ray.jobs.attempts import CLAIM, SavedState, saved_states
+from ddm_ray.run.base import FILE, Base
+from ddm_ray.run.graph import Artifact, trained_of
 from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import with_all_files
@@ -70,11 +71,62 @@ def copy(run: Run, url: str, artifact: Artifact | None, report: Report) -> list[
             _collect(run, each, parts)
     if artifact is not None and not parts:
         raise MissingArtifact(f"{run.url} has no finished {artifact} yet", run.make(artifact))
+    if run.kept:
+        _note_kept(run, Store(url), parts)
     if not Store(url).exists(RUN_FILE):  # to create a run needs more rights than to copy an artifact
         Run.create(url, run.config, run.store.read(RUN_FILE))
     target = Run.open(url)
     if lines := drift(*(Identity(each.config.model_dump(mode="json")) for each in (run, target))):
         raise DriftError(f"{target.url} is another run: {lines[0]}")
+    return _copy_all(run, target, parts, report)
+
+
+def copy_kept(run: Run, report: Report) -> None:
+    """Copy all that a derived run keeps from its base into its own folder, and the states from which it continues.
+
+    Only then its record says that it doesn't need the base. The same call continues an interrupted one. Raises as
+    `copy`.
+    """
+    store, parts = Store(run.url), dict[Artifact, _Part]()
+    record = Base.read(store)
+    if run.base is None or record is None:
+        return
+    for artifact in run.kept:
+        _collect(run, artifact, parts)
+    _copy_all(run, Run(store, run.config, None, run.kept), parts, report)
+    for job in trained_of(run.config):
+        states = [state for before in run.predecessors(job) for state in _sound(before, job)]
+        if states:
+            _copy_state(run, store, job, *states[0])
+    store.write(FILE, record.model_copy(update={"copied": True}).to_json())
+
+
+def _sound(run: Run, job: Artifact) -> Iterator[tuple[Run, SavedState]]:
+    return ((run, state) for state in saved_states(run.store, job) if isinstance(state, SavedState))
+
+
+def _copy_state(run: Run, store: Store, job: Artifact, holder: Run, state: SavedState) -> None:
+    """Copy a training state of a run's base, as a state of the run's own job. Its manifest is written last."""
+    for name, record in state.manifest.files.items():
+        key = f"{state.prefix}/{name}"
+        store.write_stream(key, partial(_verified, holder.store, key, record))
+    claim = f"{state.prefix.rpartition('/state/')[0]}/{CLAIM}"
+    store.create(claim, holder.store.read(claim))
+    manifest = replace(state.manifest, identity=run.identity(job))
+    store.create(f"{state.prefix}/{NAME}", manifest.to_write(f"{run.url}/{state.prefix}/{NAME}"))
+
+
+def _note_kept(run: Run, target: Store, parts: Mapping[Artifact, _Part]) -> None:
+    """Record in the copy of a derived run which artifacts are known by their digests: they follow from the base."""
+    before = Base.read(target)
+    kept = {str(each): part.manifest.digest for each, part in parts.items() if not each.trains or each in run.kept}
+    url = run.base.url if run.base else before.url if before else run.url
+    record = Base(url=url, kept={**(before.kept if before else {}), **kept}, copied=True)
+    if record != before:
+        target.write(FILE, record.to_json())
+
+
+def _copy_all(run: Run, target: Run, parts: Mapping[Artifact, _Part], report: Report) -> list[Copied]:
     total, done, copied = max(1, sum(_bytes(part) for part in parts.values())), 0, list[Copied]()
 
     def tell(sent: float, key: str) -> None:
@@ -114,7 +166,7 @@ def _collect(run: Run, artifact: Artifact, parts: dict[Artifact, _Part], listed:
 
 def _copy(run: Run, target: Run, part: _Part, report: Report) -> Copied:
     artifact, where = part.artifact, f"{target.url}/{part.artifact}"
-    if lines := target.drift(artifact, part.manifest.identity):
+    if artifact not in target.kept and (lines := target.drift(artifact, part.manifest.identity)):
         raise DriftError(f"{run.url}/{artifact} was made otherwise than {target.url} wants it: {lines[0]}")
     sources, existing = list(part.files), target.manifest(artifact)
     if artifact.trains:

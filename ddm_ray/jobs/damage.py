@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.jobs.attempts import CURVE
+from ddm_ray.jobs.job_files import list_jobs
 from ddm_ray.run.chunk_records import PLAN, RECORDS, recorded_keys, stem_of_file
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.inventory import parts_of
@@ -56,16 +57,19 @@ def damages(
     """
     yield from _of_files(run, manifest, sizes, lists or deep, deep)
     parts = parts_of(manifest)
+    files = list_jobs(run.store, parts)  # one listing for hundreds of shards
 
     def look(part: Artifact) -> list[Damage]:
-        return list(_of_part(run, part, parts[part], lists, deep))
+        return list(_of_part(run, part, parts[part], files[part].sizes, lists, deep))
 
     with ThreadPoolExecutor(REQUESTS) as pool:
         for each in pool.map(look, parts):
             yield from each
 
 
-def _of_part(run: Run, part: Artifact, listed: FileRecord, lists: bool, deep: bool) -> Iterator[Damage]:
+def _of_part(
+    run: Run, part: Artifact, listed: FileRecord, sizes: Mapping[str, int], lists: bool, deep: bool
+) -> Iterator[Damage]:
     """Damage of an artifact with this record of its manifest in another artifact's manifest."""
     try:
         manifest = run.manifest(part)
@@ -75,7 +79,7 @@ def _of_part(run: Run, part: Artifact, listed: FileRecord, lists: bool, deep: bo
     if manifest is None or sha256(manifest.to_json()) != listed.sha256:
         yield Damage(part, NAME, "another one than is listed" if manifest else "gone or cut short")
     else:
-        yield from damages(run, manifest, lists=lists, deep=deep)
+        yield from damages(run, manifest, sizes, lists, deep)
 
 
 def _of_files(

@@ -97,7 +97,10 @@ def _of_attempts(run: Run, artifact: Artifact) -> Iterator[Finding]:
     with suppress(CorruptArtifact):
         if manifest := run.manifest(artifact):
             own = TrainedInfo.of(manifest).weights
-    users = {STATE: "just an extension needs it" if own else "no attempt goes on from it", WEIGHTS: "it isn't used"}
+    users = {
+        STATE: "just a derived run needs it" if own else "no attempt goes on from it",
+        WEIGHTS: "it isn't used",
+    }
     for kind, user in users.items():
         for number, name in folders_of(run.store, artifact, kind, unnamed=False):
             folder = f"attempts/{number:04d}/{kind}/{name}"

@@ -140,7 +140,7 @@ class JobFiles:
 
 
 def list_jobs(store: Store, artifacts: Iterable[Artifact]) -> dict[Artifact, JobFiles]:
-    """The files of each job, from one listing for all jobs of a folder."""
+    """The files of each job, or of another artifact, from one listing for all of a folder."""
     by_folder: dict[str, list[Artifact]] = defaultdict(list)
     for artifact in artifacts:
         by_folder[artifact.rpartition("/")[0]].append(artifact)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddm_ray.config.longer import train_of
+from ddm_ray.config.parts import train_of
 from ddm_ray.errors import CorruptArtifact
 from ddm_ray.jobs.attempts import SavedState, saved_states
 from ddm_ray.jobs.examination import Finding, altered_file, errors_of

@@ -1,10 +1,13 @@
 """Weights that training jobs have published, at their end and before it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.jobs.attempts import Attempt
+from ddm_ray.jobs.damage import REQUESTS
 from ddm_ray.jobs.job_files import JobFiles, list_jobs
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.info import TrainedInfo
@@ -68,7 +71,15 @@ def published(run: Run, artifacts: Iterable[Artifact]) -> dict[Artifact, list[We
     For artifacts that are accepted by hand, only accepted weights. Raises DriftError and CorruptArtifact for a job that
     was finished under another configuration or is damaged.
     """
-    return {artifact: _of(run, artifact, files) for artifact, files in list_jobs(run.store, artifacts).items()}
+    jobs = list_jobs(run.store, artifacts)
+    with ThreadPoolExecutor(REQUESTS) as pool:  # in a bucket each waits for two requests, if it has finished
+        return dict(zip(jobs, pool.map(partial(_of, run), jobs, jobs.values()), strict=True))
+
+
+def all_finished(run: Run, artifacts: Sequence[Artifact]) -> dict[Artifact, Weights]:
+    """The weights of finished jobs. Raises MissingArtifact, DriftError and CorruptArtifact for the first that isn't."""
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return dict(zip(artifacts, pool.map(partial(Weights.finished, run), artifacts), strict=True))
 
 
 def _of(run: Run, artifact: Artifact, files: JobFiles) -> list[Weights]:

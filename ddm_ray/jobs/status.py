@@ -196,17 +196,20 @@ def _with_files(run: Run, status: Status, sizes: Mapping[str, int] | None) -> St
     `sizes`: its files, if listed.
     """
     manifest = run.manifest(status.artifact) if status.state == "finished" else None
-    if manifest is None or not (first := _first_damage(run, manifest, sizes or None)):
-        return status
-    # Again if they were listed before: the manifest may have come meanwhile.
-    if (first := _first_damage(run, manifest) if sizes else first) is None:
+    first = _first_damage(run, manifest, sizes) if manifest else None
+    if first is None:
         return status
     return Status(status.artifact, "damaged", error=first.error(run, status.artifact), run=run.url)
 
 
 def _first_damage(run: Run, manifest: Manifest, sizes: Mapping[str, int] | None = None) -> Damage | None:
-    """The first damage that sizes show, of charts only if nothing else is damaged; None if there is none."""
-    return min(damages(run, manifest, sizes), key=lambda each: each.only_charts, default=None)
+    """The first damage that sizes show, of charts only if nothing else is damaged; None if there is none.
+
+    `sizes`: the artifact's files, if listed.
+    """
+    first = min(damages(run, manifest, sizes or None), key=lambda each: each.only_charts, default=None)
+    # Again if they were listed before: the manifest may have come meanwhile.
+    return _first_damage(run, manifest) if first and sizes else first
 
 
 def require_sound(run: Run, artifacts: Iterable[Artifact]) -> None:
@@ -215,6 +218,7 @@ def require_sound(run: Run, artifacts: Iterable[Artifact]) -> None:
     Sizes are compared. Unfinished inputs don't count, nor does a file that only charts need.
     """
     left, seen = list(artifacts), set[Artifact]()
+    files = list_jobs(run.store, [each for each in left if each.trains])
     while left:
         artifact = left.pop(0)
         if artifact in seen:
@@ -222,7 +226,7 @@ def require_sound(run: Run, artifacts: Iterable[Artifact]) -> None:
         seen.add(artifact)
         with suppress(DriftError):  # has a message of its own where the artifact is used
             if manifest := run.finished(artifact, accepted=True):
-                damage = _first_damage(run, manifest)
+                damage = _first_damage(run, manifest, files[artifact].sizes if artifact in files else None)
                 if damage and not damage.only_charts:
                     raise damage.error(run)
             else:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, RunError
 from ddm_ray.run import graph
+from ddm_ray.run.base import derived_from
 from ddm_ray.run.chunk_records import PLAN, RECORDS, stem_of_file
-from ddm_ray.run.extension import EXTENDED
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import with_all_files
@@ -39,9 +39,9 @@ class Leftover:
 def leftovers(run: Run, milestones: bool = False) -> list[Leftover]:
     """Garbage of a run, artifact by artifact. `milestones`: include weights that were published before the end.
 
-    Milestones are kept while an evaluation that may measure them is under way. States are kept while an extension of
-    this run still has to continue from them. Artifacts that this run inherits belong to its base. Incomplete multipart
-    uploads in a bucket are not found, since no listing shows them. Raises StorageError.
+    Milestones are kept while an evaluation that may measure them is under way. States are kept while a run that was
+    derived from this one still has to continue from them. Artifacts that this run inherits belong to its base.
+    Incomplete multipart uploads in a bucket are not found, since no listing shows them. Raises StorageError.
     """
     artifacts = [artifact for artifact in inventory(run) if not run.inherits(artifact)]
     finished = {artifact: manifest for artifact in artifacts if (manifest := _finished(run, artifact))}
@@ -77,15 +77,17 @@ def delete_garbage(run: Run, left: Iterable[Leftover]) -> None:
 
 
 def _awaited(run: Run) -> set[Artifact]:
-    """Jobs that an extension of this run still has to continue; all jobs if an extension can't be read."""
+    """Jobs that a run derived from this one still has to continue; all jobs if such a run can't be read."""
     jobs = graph.trained_of(run.config)
     awaited = set[Artifact]()
-    for name in run.store.folders(EXTENDED):
+    for url in derived_from(run.store):
         try:
-            longer = Run.open(f"{run.url}/{EXTENDED}/{name}")
-            if longer.appends:  # its jobs begin with copies of weights and need no state
-                continue
-            awaited |= {job for job in jobs if not longer.inherits(job) and not longer.manifest(job)} | _awaited(longer)
+            later = Run.open(url)
+            before = {job: [each.url for each in later.predecessors(job)] for job in jobs}
+            awaited |= {job for job in jobs if run.url in before[job] and not later.manifest(job)}
+            awaited |= _awaited(later) & {*jobs}
+        except RunError:
+            continue  # it is gone, or elsewhere: then it has been copied with what it needs
         except DDMError:
             return set(jobs)
     return awaited
@@ -139,10 +141,10 @@ def _is_stray(run: Run, artifact: Artifact, manifest: Manifest, name: str) -> bo
 
 
 def _unfinished(run: Run, underway: Iterable[Artifact]) -> Leftover:
-    """Unfinished files of killed processes on a local disk, without those of unfinished artifacts and of extensions."""
+    """Unfinished files of killed processes on a local disk, without those of unfinished artifacts."""
     root = run.store.local
     files = unfinished_below(root, UNFINISHED_SECONDS) if root else []
     sizes = {path.relative_to(root).as_posix(): size for path, size in files if root}
-    kept = (f"{EXTENDED}/", *(f"{artifact}/" for artifact in underway))
+    kept = tuple(f"{artifact}/" for artifact in underway)
     places = tuple(key for key in sizes if not key.startswith(kept))
     return Leftover("", UNFINISHED, places, len(places), sum(sizes[key] for key in places))

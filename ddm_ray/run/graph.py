@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from ddm_ray.config import RunConfig
-from ddm_ray.config.longer import Part
+from ddm_ray.config.parts import Part
 from ddm_ray.run import fields
 from ddm_ray.run.fields import Reads
 from ddm_ray.run.info import (
@@ -112,12 +112,23 @@ class Kind:
 
 
 def needed_of(config: RunConfig, kind: str) -> tuple[Artifact, ...]:
-    """The artifacts of a kind that a run needs. Of rows it is a single one, or one for each owner of a given shard."""
+    """The artifacts of a kind that a run needs."""
     row = KINDS[kind]
     if not row.needed(config):
         return ()
-    single = row.path if row.member is None or not config.partition.given else None
-    return (Artifact(single),) if single else _by_cluster(config, kind)
+    return rows_of(config) if kind == "rows" else (Artifact(row.path),) if row.path else _by_cluster(config, kind)
+
+
+def rows_of(config: RunConfig) -> tuple[Artifact, ...]:
+    """The rows of a run: all in one, or one for each owner of a given shard, and those of clusters that joined."""
+    if config.partition.given:
+        return _by_cluster(config, "rows")
+    joined = (owner_rows(each.clusters[0]) for each in config.changes.joined)
+    return (*_pooled_rows(config), *joined)
+
+
+def _pooled_rows(config: RunConfig) -> tuple[Artifact, ...]:
+    return (ROWS,) if config.changes.pooled or config.changes.appended else ()
 
 
 def shards_of(config: RunConfig) -> tuple[Artifact, ...]:
@@ -166,14 +177,21 @@ def _if_replayed(config: RunConfig) -> bool:
     return bool(config.router.replay)
 
 
-def _rows_of_shard(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+def rows_of_shard(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The rows that a shard is made from; none for a child of a cluster: its rows are the base's."""
     assert artifact.cluster is not None
-    return (owner_rows(artifact.cluster),) if config.partition.given else (ROWS,)
+    if config.partition.given:
+        return (owner_rows(artifact.cluster),)
+    if joined := config.changes.joined_with(artifact.cluster):
+        return (owner_rows(joined.clusters[0]),)
+    children = [child for children in config.changes.split.values() for child in children]
+    return () if artifact.cluster in children else _pooled_rows(config)
 
 
 def _rows_of_partition(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
-    # Owners share nothing but their shards' manifests, which are files of the partition.
-    return () if config.partition.given else (ROWS,)
+    # Manifests of shards are files of the partition: from owners, and of clusters that change, it has nothing else.
+    collected = config.partition.given or (config.changes.of_clusters and not config.changes.appended)
+    return () if collected else _pooled_rows(config)
 
 
 def _shard_of_expert(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
@@ -221,11 +239,11 @@ KINDS = {
         inputs=lambda *_: (),
         units="units of the source",
     ),
-    "centroids": _partitioned(path="partition/centroids", info=CentroidsInfo, inputs=lambda *_: (ROWS,)),
+    "centroids": _partitioned(path="partition/centroids", info=CentroidsInfo, inputs=_rows_of_partition),
     "shard": _partitioned(
         member="partition/shards/cluster={:03d}",
         info=ShardInfo,
-        inputs=_rows_of_shard,
+        inputs=rows_of_shard,
         needed=lambda config: config.partition.given,
     ),
     "partition": _partitioned(path="partition", info=PartitionInfo, inputs=_rows_of_partition, needed=_always),
@@ -285,8 +303,6 @@ KINDS = {
     ),
 }
 
-REFERENCES = "references"
-"""Folder of all references."""
 ROWS: Artifact = Artifact("rows")
 PARTITION: Artifact = Artifact("partition")
 CENTROIDS: Artifact = Artifact("partition/centroids")

@@ -27,6 +27,19 @@ def fields_of(config: RunConfig, artifact: Artifact) -> dict[str, Any]:
     )
 
 
+def is_longer(before: RunConfig, after: RunConfig, artifact: Artifact) -> bool:
+    """True if two configurations differ for a training job in its number of steps alone, if at all."""
+    part = KINDS[artifact.kind].part
+    if part is None or artifact.cluster in after.changes.retrained:
+        return False
+    both = [fields_of(config, artifact) for config in (before, after)]
+    for fields in both:
+        for name in ("expert", part):
+            if isinstance(train := fields.get(name, {}).get("train"), dict):
+                fields[name] = {**fields[name], "train": {**train, "steps": 0}}
+    return both[0] == both[1]
+
+
 def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> dict[str, Any]:
     """Fields of an identity as today's configuration spells them, with defaults for fields that were added since.
 

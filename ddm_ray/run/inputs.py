@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from ddm_ray.config import RunConfig
-from ddm_ray.config.longer import train_of
-from ddm_ray.run.graph import EXTRAS, KINDS, PARTITION, Artifact, needed_of, part_of, trained_of, wanted_of
+from ddm_ray.config.parts import train_of
+from ddm_ray.run.graph import EXTRAS, KINDS, PARTITION, ROWS, Artifact, needed_of, part_of, trained_of, wanted_of
 
 
 def artifacts(config: RunConfig) -> tuple[Artifact, ...]:
@@ -32,6 +32,13 @@ def inputs(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
     return (*KINDS[artifact.kind].inputs(config, artifact), *beginning_of(config, artifact))
 
 
+def based_on(config: RunConfig, artifact: Artifact) -> tuple[Artifact, ...]:
+    """The artifact of the base that rows and parts of the partition of a derived run follow from, if they do."""
+    if artifact == ROWS and config.changes.appended:
+        return (ROWS,)
+    return (PARTITION,) if artifact.stage == "partition" and config.changes.of_clusters else ()
+
+
 def first_missing(config: RunConfig, artifact: Artifact, lacks: Callable[[Artifact], bool]) -> Artifact:
     """The first missing artifact of those that an artifact is made from; itself if none of them is missing."""
     needed = (each for each in inputs(config, artifact) if each.kind not in EXTRAS and lacks(each))
@@ -45,6 +52,10 @@ def several_missing(config: RunConfig, artifact: Artifact, lacks: Callable[[Arti
 
 
 def committed_by_stage(config: RunConfig, artifact: Artifact) -> Artifact:
-    """The artifact that the stage makes to make this one: the partition for its parts, except for owners' shards."""
-    part = artifact.stage == "partition" and not (config.partition.given and artifact.kind == "shard")
-    return PARTITION if part else artifact
+    """The artifact that the stage makes to make this one: the partition for its parts, and all rows for some.
+
+    An owner's rows and shard are made alone.
+    """
+    if config.partition.given and artifact.kind in ("rows", "shard"):
+        return artifact
+    return {"partition": PARTITION, "prepare": ROWS}.get(artifact.stage, artifact)

@@ -1,11 +1,13 @@
 """The artifacts of a run: those that it needs, and those that it has without needing them."""
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 
+from ddm_ray.config import RunConfig
 from ddm_ray.errors import ConfigError
 from ddm_ray.remedies import Begin
-from ddm_ray.run.graph import KINDS, NAME_PATTERN, Artifact
+from ddm_ray.run.graph import CENTROIDS, KINDS, NAME_PATTERN, REPORT, Artifact, shards_of
 from ddm_ray.run.inputs import artifacts
 from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 from ddm_ray.run.run import Run
@@ -20,6 +22,16 @@ def inventory(run: Run, surveyed: bool = False) -> list[Artifact]:
     kinds = [kind for kind, row in KINDS.items() if row.surveyed or not surveyed]
     every = [*artifacts(run.config), *(artifact for kind in kinds for artifact in optional(run, kind))]
     return sorted(every, key=lambda artifact: order.index(artifact.kind))
+
+
+def every_artifact(config: RunConfig, others: Iterable[Artifact] = ()) -> list[Artifact]:
+    """All artifacts that a run of a configuration may have, and `others`, each after those that it is made from.
+
+    References and evaluations aren't among them, since they have any name.
+    """
+    order = list(KINDS)
+    parts = [REPORT, *shards_of(config), *([CENTROIDS] if config.partition.by_kmeans else [])]
+    return sorted({*artifacts(config), *parts, *others}, key=lambda artifact: (order.index(artifact.kind), artifact))
 
 
 def optional(run: Run, kind: str) -> list[Artifact]:

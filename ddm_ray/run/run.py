@@ -1,20 +1,21 @@
 """Run: a directory or prefix that holds one training of one mixture, with the layout of `graph.py`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from ddm_ray.config import RunConfig, parse_config
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, MissingArtifact, RunError, StorageError
 from ddm_ray.remedies import Accept, Begin, Fix, Give, Make, Mend
 from ddm_ray.run import graph
-from ddm_ray.run.extension import Appended, Extension, base_url
 from ddm_ray.run.graph import Artifact
-from ddm_ray.run.identity import completed, fields_of
+from ddm_ray.run.identity import completed, fields_of, is_longer
 from ddm_ray.run.info import Info, RowsInfo
 from ddm_ray.run.inheriting import InheritingStore
-from ddm_ray.run.inputs import committed_by_stage, first_missing, inputs, several_missing
+from ddm_ray.run.inputs import based_on, committed_by_stage, first_missing, inputs, several_missing
+from ddm_ray.run.link import link
 from ddm_ray.run.manifest import NAME, SCHEMA, FileRecord, Identity, Manifest, drift, read_manifest, read_verified
 from ddm_ray.spelling import printable
 from ddm_ray.store.checksummed import RECORD_BYTES, seal, unseal
@@ -30,16 +31,21 @@ ACCEPTED = "accepted"
 class Run:
     """A run on storage: its immutable configuration, and its artifacts with their manifests.
 
-    `base`: the run that this one extends, or None. `appends`: files that an extension adds, or None (see
-    `extension.py`).
+    `base`: the run that this one was derived from, unless it was copied, or None. `kept`: digests of the artifacts that
+    are the base's, too (see `base.py`).
     """
 
-    def __init__(self, store: Store, config: RunConfig, base: "Run | None" = None, appends: Appended | None = None):
-        self.store = store
+    def __init__(
+        self,
+        store: Store,
+        config: RunConfig,
+        base: "Run | None" = None,
+        kept: Mapping[Artifact, str] | None = None,
+    ):
+        self.store, self.url = store, store.url
         self.config = config
-        self.url = store.url
         self.base = base
-        self.appends = appends
+        self.kept = kept or {}
 
     @classmethod
     def create(
@@ -98,22 +104,8 @@ class Run:
             if isinstance(error, StorageError) and (store.local is None or store.local.is_dir()):
                 raise  # there may be a run, which can't be read now
             raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
-        config = read_config(data, where)
-        if (extension := Extension.read(store)) is None:
-            return cls(store, config)
-        base = cls.open(base_url(store.url) or "", retry_policy)
-        first = config.expert.train.init_from
-        longer = extension.configure(base.config, first.source if first else base.url, config.data.source)
-        if lines := drift(Identity(longer.model_dump(mode="json")), Identity(config.model_dump(mode="json"))):
-            raise DriftError(f"{store.url} isn't an extension of the run at {base.url}: {_short(lines)}")
-        generation = base.generation + 1 if extension.appends else 0
-        inheriting = InheritingStore(url, base.store, extension.inherits, ACCEPTED, retry_policy, generation)
-        return cls(inheriting, config, base, extension.appends)
-
-    @property
-    def generation(self) -> int:
-        """Count of appends to this run and to the runs that it extends."""
-        return (self.base.generation if self.base else 0) + (self.appends is not None)
+        linked = link(store, read_config(data, where), retry_policy, ACCEPTED, cls.open)
+        return cls(linked.store, linked.config, linked.base, linked.kept)
 
     @property
     def fingerprint(self) -> str:
@@ -147,7 +139,7 @@ class Run:
                 return RowsInfo.of(manifest)
         return None
 
-    @property
+    @cached_property  # loops over hundreds of experts ask for it at each
     def experts(self) -> tuple[Artifact, ...]:
         """All expert artifacts, by cluster."""
         return graph.experts_of(self.config)
@@ -162,11 +154,11 @@ class Run:
             with suppress(*unread):
                 if manifest := self.manifest(name, accepted=True):
                     digests[str(name)] = manifest.digest
-        if self.appends and self.base and artifact.stage in ("prepare", "partition"):
-            earlier = graph.ROWS if artifact.stage == "prepare" else graph.PARTITION
+        for name in based_on(self.config, artifact) if self.base else ():
+            assert self.base
             with suppress(*unread):
-                if manifest := self.base.manifest(earlier):
-                    digests[f"base/{earlier}"] = manifest.digest
+                if manifest := self.base.manifest(name):
+                    digests[f"base/{name}"] = manifest.digest
         return Identity(fields_of(self.config, artifact), digests)
 
     def inputs(self, artifact: Artifact) -> tuple[Artifact, ...]:
@@ -202,6 +194,13 @@ class Run:
         `accepted`: see `manifest`. Inputs that can't be read because of an error of the kinds `unread` aren't compared.
         """
         manifest = self.manifest(artifact, accepted)
+        if manifest and artifact in self.kept:
+            if manifest.digest != self.kept[artifact]:
+                raise DriftError(
+                    f"{self.url}/{artifact} is another one than the run was derived with: {manifest.digest}, not"
+                    f" {self.kept[artifact]}; bring that back, or derive a run again"
+                )
+            return manifest
         if manifest and (lines := self.drift(artifact, manifest.identity, self.identity(artifact, unread))):
             raise DriftError(f"{self.url}/{artifact} was made otherwise: {_short(lines)}", self.remake(artifact))
         return manifest
@@ -301,11 +300,11 @@ class Run:
         return Make(self.url, committed_by_stage(self.config, artifact), delete or f"{self.url}/{artifact}")
 
     def predecessors(self, artifact: Artifact) -> tuple["Run", ...]:
-        """The extended runs, nearest first, that may have a state from which this run's training job continues.
+        """The runs before this one, nearest first, that may have a state from which its training job continues.
 
-        Empty if the job has other rows or inputs there, such as a student with teachers that were trained for longer.
+        Empty if the job isn't the same but for its number of steps, or has other inputs there.
         """
-        if self.base is None or self.appends or self.inherits(artifact):
+        if self.base is None or self.inherits(artifact) or not is_longer(self.base.config, self.config, artifact):
             return ()
         before = self.base.identity(artifact).inputs
         if any(before.get(name) != digest for name, digest in self.identity(artifact).inputs.items()):
@@ -313,7 +312,7 @@ class Run:
         return (self.base, *self.base.predecessors(artifact))
 
     def inherits(self, key: str) -> bool:
-        """True if the key lies in the run that this one extends."""
+        """True if the key lies in the run that this one was derived from."""
         return isinstance(self.store, InheritingStore) and self.store.inherits(key)
 
     def commit_records(

@@ -18,8 +18,8 @@ class DeviceSlot:
     def __init__(self, forms: Sequence[PackedWeights], device: torch.device, copying: torch.cuda.Stream | None):
         with torch.inference_mode(False):  # else only code in that mode could copy there
             block = torch.empty(max(form.num_bytes for form in forms), dtype=torch.uint8, device=device)
-            self._blocks = [block[: form.num_bytes] for form in forms]
-            self.networks: list[nn.Module] = [form.network(block) for form in forms]
+            self._blocks = {form: block[: form.num_bytes] for form in forms}
+            self.networks: dict[PackedWeights, nn.Module] = {form: form.network(block) for form in forms}
         self._device, self._copying = device, copying
         self._read = torch.cuda.Event() if copying else None
         if copying:
@@ -27,7 +27,7 @@ class DeviceSlot:
             block.record_stream(copying)
             self.was_read()
 
-    def fetch(self, form: int, source: Tensor) -> "Fetch":
+    def fetch(self, form: PackedWeights, source: Tensor) -> "Fetch":
         """Begin to copy a block of this form from the host's memory; pinned, where the slot is on a GPU."""
         if self._copying is None:
             return Fetch(self._blocks[form], source)

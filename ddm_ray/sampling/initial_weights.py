@@ -5,18 +5,19 @@ island, and runs that begin with the same weights know them for the same, wherev
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
 from ddm_ray.config import InitFrom, RunConfig
-from ddm_ray.config.longer import train_of
+from ddm_ray.config.parts import train_of
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.models import weights
 from ddm_ray.models.fingerprints import fingerprint_of
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.spec import spec_of
+from ddm_ray.run.base import Base
 from ddm_ray.run.graph import EXTRAS, Artifact, part_of, trained_of
 from ddm_ray.run.info import BeginningInfo
 from ddm_ray.run.inputs import beginning_of
@@ -67,10 +68,12 @@ def create_run(
     command is finished by the same one. `on_replaced`: see `Run.create`. Raises ConfigError, which names field and
     tensor, and as `Run.create`.
     """
-    copies = list(_copies(config))
-    if copies and not Store(url).exists(RUN_FILE):
-        require_initial_weights(config)
-    run, lacking = Run.create(url, config, on_replaced=on_replaced), list[Artifact]()
+    copies, store = list(_copies(config)), Store(url)
+    if copies and not store.exists(RUN_FILE):
+        base = Base.read(store)
+        require_initial_weights(config, base.kept if base else ())
+    Run.create(url, config, on_replaced=on_replaced)
+    run, lacking = Run.open(url), list[Artifact]()
     for copy in copies:
         if run.finished(copy.artifact):
             continue
@@ -82,10 +85,14 @@ def create_run(
     return run, lacking
 
 
-def require_initial_weights(config: RunConfig) -> None:
-    """Raise as `create_run` for weights that aren't there, or don't fit; nothing is written."""
+def require_initial_weights(config: RunConfig, kept: Collection[str] = ()) -> None:
+    """Raise as `create_run` for weights that aren't there, or don't fit; nothing is written.
+
+    `kept`: artifacts that the run has from its base.
+    """
     for copy in _copies(config):
-        copy.read(config)
+        if copy.artifact not in kept:
+            copy.read(config)
 
 
 def load_initial_weights(run: Run, artifact: Artifact, spec: dict[str, object]) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddm_ray.errors import SamplingError
 from ddm_ray.sampling.device_slots import DeviceSlot, Fetch
 from ddm_ray.sampling.driver import Experts, Field
-from ddm_ray.sampling.packed_weights import PackedWeights
+from ddm_ray.sampling.packed_weights import Packed, PackedWeights
 
 Offload = Literal["disk", "host"]
 OnFetch = Callable[[int, float, float], None]
@@ -109,35 +109,40 @@ class OffloadedToHost(Offloaded):
         present: Sequence[bool],
         device: torch.device | str,
         resident: int = 2,
+        packed: Mapping[int, Packed] | None = None,
     ):
-        """`load(k)` gives expert k on the CPU, each is held once; those of several forms share the slots."""
+        """`load(k)` gives expert k on the CPU, each is held once; those of several forms share the slots.
+
+        `packed`: experts as another of these holds them, which need not be loaded.
+        """
         super().__init__(present, resident)
         device = torch.device(device)
         copying = torch.cuda.Stream(device) if _has_streams(device) else None
-        self._forms: list[PackedWeights] = []
-        self._form_of, self._blocks = dict[int, int](), dict[int, Tensor]()
-        for expert in (number for number, exists in enumerate(present) if exists):
+        self.packed = dict(packed or {})
+        self._forms = list(dict.fromkeys(each.form for each in self.packed.values()))
+        for expert in (number for number, exists in enumerate(present) if exists and number not in self.packed):
             network = load(expert)
-            form = self._form_of[expert] = self._form(network)
-            block = self._forms[form].block(network)
-            self._blocks[expert] = block.pin_memory() if copying else block
-        num_slots = min(resident, len(self._blocks))
+            form = self._form(network)
+            block = form.block(network)
+            self.packed[expert] = Packed(form, block.pin_memory() if copying else block)
+        num_slots = min(resident, len(self.packed))
         self._free = [DeviceSlot(self._forms, device, copying) for _ in range(num_slots)]
         self._slots: dict[int, DeviceSlot] = {}
         self._fetches: dict[int, Fetch] = {}
         self._unmeasured: deque[tuple[int, Fetch]] = deque()
 
-    def form_of(self, expert: int) -> int | None:
-        """A number that experts of one form share; None for an expert that isn't there."""
-        return self._form_of.get(expert)
+    def form_of(self, expert: int) -> PackedWeights | None:
+        """The form that an expert shares with those that are like it; None for an expert that isn't there."""
+        packed = self.packed.get(expert)
+        return None if packed is None else packed.form
 
-    def _form(self, network: nn.Module) -> int:
-        """The number of the network's form; a new one where there is none like it."""
-        for number, form in enumerate(self._forms):
+    def _form(self, network: nn.Module) -> PackedWeights:
+        """The form of a network; a new one where there is none like it."""
+        for form in self._forms:
             if form.fits(network):
-                return number
+                return form
         self._forms.append(PackedWeights(network))
-        return len(self._forms) - 1
+        return self._forms[-1]
 
     def arrived(self, expert: int) -> bool:
         return expert not in self._fetches or self._fetches[expert].arrived
@@ -160,7 +165,8 @@ class OffloadedToHost(Offloaded):
         begun, slot = Future[Field](), self._free.pop()
         self._slots[expert] = slot
         try:
-            fetch = self._fetches[expert] = slot.fetch(self._form_of[expert], self._blocks[expert])
+            packed = self.packed[expert]
+            fetch = self._fetches[expert] = slot.fetch(packed.form, packed.block)
         except Exception as error:
             begun.set_exception(error)
         else:
@@ -172,7 +178,7 @@ class OffloadedToHost(Offloaded):
         assert self._fetches.get(expert) is fetch, f"expert {expert} has left"
         fetch.wait()
         try:
-            answer: Tensor = slot.networks[self._form_of[expert]](*inputs)
+            answer: Tensor = slot.networks[self.packed[expert].form](*inputs)
         finally:
             slot.was_read()
         return answer

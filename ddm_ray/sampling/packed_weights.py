@@ -59,6 +59,14 @@ class PackedWeights:
         ]
 
 
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A network's weights in a block of host memory, and the positions of its tensors there."""
+
+    form: PackedWeights
+    block: Tensor
+
+
 def _tensors(network: nn.Module) -> list[Tensor]:
     return [*network.parameters(), *network.buffers()]
 

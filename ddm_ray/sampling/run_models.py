@@ -15,7 +15,7 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import MatchedRouter, velocity_field
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
-from ddm_ray.jobs.published import Weights
+from ddm_ray.jobs.published import Weights, all_finished
 from ddm_ray.models import weights
 from ddm_ray.models.router import Router
 from ddm_ray.models.spec import spec_of
@@ -254,18 +254,17 @@ def load_models(
 
     def load(artifact: Artifact, where: str) -> nn.Module:
         nonlocal loaded
-        network = load_weights(run, earlier.get(artifact) or Weights.finished(run, artifact), where, dtype)
+        network = load_weights(run, weights.get(artifact) or Weights.finished(run, artifact), where, dtype)
         loaded += 1
         if on_loaded and offload is None:  # offloaded experts are loaded again and again
             on_loaded(loaded, total)
         return network
 
-    total = 1
+    total, weights = 1, earlier
     if kind != "mixture":
         return Models(monolith_info(run, kind), (load(Artifact(kind), device),), None, device)
-    for artifact in run.experts:
-        if artifact not in earlier:
-            run.require(artifact)
+    # All at first, since loading one after the other takes minutes.
+    weights = all_finished(run, [artifact for artifact in run.experts if artifact not in earlier]) | dict(earlier)
     has_router = bool(ROUTER in earlier or run.finished(ROUTER, accepted=True))
     total = len(run.experts) + has_router
     experts = resident_experts(

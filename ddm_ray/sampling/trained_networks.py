@@ -18,8 +18,9 @@ from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, MissingArtifa
 from ddm_ray.jobs.published import Weights
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.foreign_weights import what_else, without_prefix
+from ddm_ray.models.router import Router
 from ddm_ray.models.spec import spec_of
-from ddm_ray.run.graph import Artifact, expert, part_of, trained_of
+from ddm_ray.run.graph import ROUTER, Artifact, expert, part_of, trained_of
 from ddm_ray.run.manifest import Identity, drift
 from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling import pretrained
@@ -54,18 +55,18 @@ def read_trained(config: RunConfig, job: Artifact, init: InitFrom) -> nn.Module:
     own = None if job.cluster is None else config.experts.get(job.cluster)
     field = f"experts.{job.cluster}" if own and "init_from" in own.train else part
     try:
-        return _read(spec, job, init, f"experts.{job.cluster}" if own and own.model else f"{part}")
+        return _read(config, spec, job, init, f"experts.{job.cluster}" if own and own.model else f"{part}")
     except DDMError as error:
         error.message = f"{field}.train.init_from: {error.message}"
         raise
 
 
-def _read(spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
+def _read(config: RunConfig, spec: Spec, job: Artifact, init: InitFrom, part: str) -> nn.Module:
     source = Path(init.source).expanduser()
     if source.is_file():
         return weights.from_state(spec, without_prefix(_tensors(source), weights.build(spec, "meta").state_dict()))
     if not is_local(init.source) or (source / RUN_FILE).is_file():
-        return _of_run(init, job, spec, part)
+        return _of_run(config, init, job, spec, part)
     if is_ours(source) or is_dense(source):
         return _of_pipeline(source, init, job, spec, part)
     if spec["class"] in NETWORKS and NETWORKS[spec["class"]].of_diffusers:
@@ -84,7 +85,7 @@ def _name(init: InitFrom, job: Artifact) -> str:
     return init.network
 
 
-def _of_run(init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
+def _of_run(config: RunConfig, init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
     run, name = (
         Run.open(str(Path(init.source).expanduser()) if is_local(init.source) else init.source),
         _name(init, job),
@@ -95,9 +96,24 @@ def _of_run(init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:
         known = numbers_in_words(run.config.partition.clusters)
         raise ConfigError(f"{run.url} has no {name}: its experts are {known}")
     where = f"{run.url}/{artifact}"
+    if job.kind == "router" and config.changes.of_clusters:
+        return _router_of_base(config, run)
     _require_same(spec_of(run.config, artifact.kind, artifact.cluster), spec, part, where)
     described, tensors = Weights.finished(run, artifact).read(run, network_bytes(spec))
     return parse_network(described, tensors, where, spec)[0]
+
+
+def _router_of_base(config: RunConfig, base: Run) -> nn.Module:
+    """The base's router for the clusters of a run that was derived from it: children have their parents' rows."""
+    before, spec, own = list(base.config.partition.clusters), spec_of(base.config, "router"), spec_of(config, "router")
+    like_own = {**spec, "config": {**spec["config"], "num_experts": own["config"]["num_experts"]}}
+    _require_same(like_own, own, "router", f"{base.url}/{ROUTER}")
+    described, tensors = Weights.finished(base, ROUTER).read(base, network_bytes(spec))
+    router = parse_network(described, tensors, f"{base.url}/{ROUTER}", spec)[0]
+    assert isinstance(router, Router)
+    parents = {child: parent for parent, children in config.changes.split.items() for child in children}
+    known = [parents.get(cluster, cluster) for cluster in config.partition.clusters]
+    return router.with_experts([before.index(each) if each in before else None for each in known])
 
 
 def _of_pipeline(folder: Path, init: InitFrom, job: Artifact, spec: Spec, part: str) -> nn.Module:

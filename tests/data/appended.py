@@ -13,6 +13,7 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.run.info import ClusterFit
 from ddm_ray.run.run import Run
+from ddm_ray.store.store import Store
 from tests.random_run import publish_models
 
 
@@ -50,6 +51,6 @@ def make_data(run: Run) -> None:
 
 
 def sums(run: Run) -> dict[str, str]:
-    """Checksums of everything in a run, but for its extensions, by key."""
-    keys = [key for key in run.store.sizes("") if not key.startswith("extended/")]
+    """Checksums of everything in a run, but for notes of runs that were derived from it, by key."""
+    keys = [key for key in Store(run.url).sizes("") if not key.startswith("derived/")]
     return {key: sha256((Path(run.url) / key).read_bytes()).hexdigest() for key in keys}

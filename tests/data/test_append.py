@@ -10,7 +10,6 @@ import torch
 from safetensors.numpy import load
 
 from ddm_ray.config import load_recipe
-from ddm_ray.data.append import append
 from ddm_ray.data.loading.heldout_rows import heldout_rows
 from ddm_ray.data.loading.loader import load_rows
 from ddm_ray.data.partition.stage import partition
@@ -20,10 +19,10 @@ from ddm_ray.data.sharded.serial import serial
 from ddm_ray.errors import ConfigError, DataError, DriftError, MissingArtifact, StorageError
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.jobs.examination import examine
-from ddm_ray.jobs.extend import extend, extensions
 from ddm_ray.jobs.mending import delete_records, mending
 from ddm_ray.jobs.published import Weights
 from ddm_ray.remedies import Mend
+from ddm_ray.run.base import derived_from
 from ddm_ray.run.chunk_records import PLAN
 from ddm_ray.run.garbage import leftovers
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, shard
@@ -35,6 +34,7 @@ from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model
 from tests.data.appended import make_base, make_data, sums, write_digits
 from tests.data.rows import read_artifact
+from tests.derived import append, extend
 from tests.random_run import publish_models
 from tests.run.artifacts import flip_bit, save_state
 
@@ -76,7 +76,7 @@ def test_new_files_join_the_shards_and_nothing_of_the_run_changes(tmp_path: Path
     ids = write_digits(tmp_path / "photos", range(200, 260))
     appending = append(base, STEPS)
     run = appending.run
-    assert run.url == f"{base.url}/extended/0001" and extensions(base) == [run.url]
+    assert derived_from(base.store) == [run.url]
     assert sorted(appending.new.files) == sorted(ids)
     make_data(run)
     assert sums(base) == before
@@ -147,7 +147,7 @@ def test_untrained_weights_are_missed_before_anything_is_written(tmp_path: Path)
     write_digits(tmp_path / "photos", range(200, 230))
     with pytest.raises(MissingArtifact):
         append(base, STEPS)
-    assert not base.store.folders("extended") and extensions(base) == []
+    assert derived_from(base.store) == [] and [path.name for path in tmp_path.iterdir()].count("run") == 1
 
 
 def test_the_report_warns_of_new_rows_that_are_unlike(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_report_warns_of_new_rows_that_are_unlike(tmp_path: Path) -> None:
     strange = append(base, STEPS, str(tmp_path / "negatives")).run
     make_data(strange)
     [line] = [line for line in ReportInfo.of(strange.require(REPORT)).warnings if "unlike" in line]
-    assert "begin a new run" in line and strange.url.endswith("extended/0002")
+    assert "begin a new run" in line
 
 
 def test_experts_and_router_begin_with_the_weights_to_the_bit(tmp_path: Path) -> None:
@@ -193,14 +193,14 @@ def test_what_is_appended_can_be_appended_to_and_extended(tmp_path: Path) -> Non
     assert len(appending.new.files) == 20
     second = appending.run
     make_data(second)
-    assert second.generation == 2 and (sums(base), sums(first)) == before
+    assert second.config.changes.generation == 2 and (sums(base), sums(first)) == before
     assert len(ids_of(second, 0)) + len(ids_of(second, 1)) == 250
     with pytest.raises(DataError, match="has no file that isn't in"):
         append(second, STEPS)
     publish_models(second)
     for job in second.experts:
         save_state(claim(second.store, job), 20, second.identity(job), {"rank-000/a": b"state"}, keep=2)
-    longer = extend(second, {"expert": 30}).run
+    longer = extend(second, "expert.train.steps=30")
     assert [ids_of(longer, cluster) for cluster in (0, 1)] == [ids_of(second, cluster) for cluster in (0, 1)]
     assert [each.url for each in longer.predecessors(expert(0))] == [second.url]
     write_digits(tmp_path / "photos", range(250, 255))
@@ -209,7 +209,7 @@ def test_what_is_appended_can_be_appended_to_and_extended(tmp_path: Path) -> Non
     third = append(longer, STEPS)
     make_data(third.run)
     assert len(third.new.files) == 5 and len(ids_of(third.run, 0)) + len(ids_of(third.run, 1)) == 255
-    assert sums(second) == before and third.run.generation == 3
+    assert sums(second) == before and third.run.config.changes.generation == 3
 
 
 def test_a_killed_command_is_finished_by_the_same_one(tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_a_killed_command_is_finished_by_the_same_one(tmp_path: Path) -> None:
     for gone in (RUN_FILE, f"{ROWS}/{PLAN}", f"beginnings/router/{NAME}"):
         (Path(run.url) / gone).unlink()
         assert append(base, STEPS).run.url == run.url and sums(run) == made
-    assert append(base, {"expert": 30}).run.url.endswith("extended/0002")
+    assert append(base, {"expert": 30}).run.url != run.url
     [later] = write_digits(tmp_path / "photos", range(230, 231))
-    assert append(base, STEPS).run.url.endswith("extended/0003")
+    assert append(base, STEPS).run.url != run.url
 
     def stop(fraction: float, note: str) -> None:
         if note.startswith("shard 1"):
@@ -236,7 +236,7 @@ def test_a_killed_command_is_finished_by_the_same_one(tmp_path: Path) -> None:
     make_data(run)
     assert sums(base) == before and RowsInfo.of(run.require(ROWS)).rows == 30
     (tmp_path / "photos" / later).unlink()
-    quiet = Run.open(str(copytree(base.url, tmp_path / "copy", ignore=ignore_patterns("extended"))))
+    quiet = Run.open(str(copytree(base.url, tmp_path / "copy", ignore=ignore_patterns("derived"))))
     straight = append(quiet, STEPS).run
     make_data(straight)
     for artifact in (ROWS, PARTITION, shard(0), shard(1)):
@@ -248,7 +248,7 @@ def test_what_cannot_be_appended_is_refused_by_a_line(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     with pytest.raises(DataError, match=r"has no file that isn't in .* already; nothing to append"):
         append(base, STEPS)
-    assert extensions(base) == []
+    assert derived_from(base.store) == []
     write_digits(photos, range(200, 210))
     with pytest.raises(MissingArtifact, match=r"expert\.train\.init_from: .*no finished experts/000"):
         append(base, STEPS)

@@ -7,21 +7,22 @@ from shutil import copytree
 
 import pytest
 
-from ddm_ray.data.append import append
+from ddm_ray.run.base import derived_from
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, shard
 from ddm_ray.run.inputs import beginnings_of
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT
 from tests.data.appended import make_base, make_data, sums, write_digits
+from tests.derived import append
 
 pytestmark = pytest.mark.chaos
 
 KILLED = """
 import os, signal, sys
-from ddm_ray.data.append import append
 from ddm_ray.run.run import Run
 from ddm_ray.store.store import Store
 from tests.data.appended import make_data
+from tests.derived import append
 
 put, writes = Store._put, 0
 
@@ -58,13 +59,14 @@ def test_killed_at_any_write_it_is_finished_by_the_same_commands(tmp_path: Path)
     done = subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.PIPE, text=True)
     writes = int(done.stdout)
     assert 20 < writes <= MOST
-    quiet = Run.open(str(tmp_path / "copy-quiet/extended/0001"))
+    [url] = derived_from(Run.open(str(tmp_path / "copy-quiet")).store)
+    quiet = Run.open(url)
     made = (ROWS, CENTROIDS, shard(0), shard(1), PARTITION, REPORT)
     for last in range(0, writes, EVERY):
         copy = Run.open(str(tmp_path / f"copy-{last}"))
         run = append(copy, {"expert": 20}).run
         make_data(run)
-        assert run.url.endswith("extended/0001"), last
+        assert derived_from(copy.store) == [run.url], last
         assert [run.require(each).files for each in made] == [quiet.require(each).files for each in made], last
         for each in beginnings_of(run.config):
             assert run.finished(each) is None or run.require(each).digest == quiet.require(each).digest

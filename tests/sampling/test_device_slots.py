@@ -85,7 +85,7 @@ def test_on_a_gpu_a_fetch_is_one_copy_for_which_the_host_never_waits(strategy: s
 
 def addresses(slots: list[DeviceSlot]) -> list[int]:
     """Where all lies that the slots' networks compute with."""
-    made = [network for slot in slots for network in slot.networks]
+    made = [network for slot in slots for network in slot.networks.values()]
     return [part.inner.data_ptr() for network in made for part in (*network.parameters(), *network.buffers())]
 
 
@@ -193,9 +193,9 @@ def test_experts_of_several_forms_share_the_slots() -> None:
 
 def test_a_fetch_that_fails_is_told_where_the_expert_is_called_and_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     experts, inputs = offloaded(), (torch.randn(2, 1, 4, 4), torch.rand(2), torch.arange(2))
-    broken, fetch = experts._blocks[2], DeviceSlot.fetch
+    broken, fetch = experts.packed[2].block, DeviceSlot.fetch
 
-    def failing(slot: DeviceSlot, form: int, source: Tensor) -> object:
+    def failing(slot: DeviceSlot, form: PackedWeights, source: Tensor) -> object:
         if source is broken:
             raise RuntimeError("CUDA error")
         return fetch(slot, form, source)

@@ -7,9 +7,7 @@ from shutil import copytree, rmtree
 import pytest
 import torch
 
-from ddm_ray.config.longer import parse_steps
 from ddm_ray.errors import Preempted
-from ddm_ray.jobs.extend import extend
 from ddm_ray.jobs.published import Weights
 from ddm_ray.jobs.status import survey
 from ddm_ray.placement import TrainPlacement
@@ -20,6 +18,7 @@ from ddm_ray.sampling.run_models import load_network
 from ddm_ray.train import worker
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model
+from tests.derived import extend
 from tests.random_run import make_data, make_run
 from tests.train.conftest import SHORT
 
@@ -65,10 +64,7 @@ def test_its_extension_begins_with_the_copy_where_no_state_is_left(
     run = make(tmp_path / "run", source)
     worker.train(run.url, EXPERT, TrainPlacement())
     copytree(run.url, tmp_path / "stateless")
-    longer = [
-        extend(Run.open(url), parse_steps(("expert.train.steps=15",))).run
-        for url in (run.url, str(tmp_path / "stateless"))
-    ]
+    longer = [extend(Run.open(url), "expert.train.steps=15") for url in (run.url, str(tmp_path / "stateless"))]
     rmtree(tmp_path / "stateless" / EXPERT / "attempts/0001/state")
     for each in longer:
         states = {status.artifact: status.state for status in survey(each)}

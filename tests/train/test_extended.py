@@ -9,15 +9,16 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor
 
-from ddm_ray.config.longer import parse_steps
+from ddm_ray.config.derive import ChangeRequest
 from ddm_ray.errors import Preempted
 from ddm_ray.jobs.attempts import SavedState, saved_states
-from ddm_ray.jobs.extend import extend
+from ddm_ray.jobs.derive import plan_derivation
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, Artifact
 from ddm_ray.run.run import Run
 from ddm_ray.train import worker
 from ddm_ray.train.state import SavedParts
+from tests.derived import extend
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 
@@ -46,9 +47,9 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def files_of(run: Run) -> dict[str, str]:
-    """Digests of all files of a run but those of its extensions."""
+    """Digests of all files of a run but notes of runs that were derived from it."""
     root = Path(run.url)
-    paths = [path for path in root.rglob("*") if path.is_file() and "extended" not in path.relative_to(root).parts]
+    paths = [path for path in root.rglob("*") if path.is_file() and "derived" not in path.relative_to(root).parts]
     return {str(path.relative_to(root)): sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
@@ -69,10 +70,12 @@ def begun_with_more(world_of_one: None, tmp_path_factory: pytest.TempPathFactory
 @pytest.mark.parametrize("artifact", [EXPERT, ROUTER, MONOLITH])
 def test_it_equals_a_run_begun_with_more_steps(trained: Run, begun_with_more: Run, artifact: Artifact) -> None:
     before = files_of(trained)
-    extended = extend(trained, parse_steps(LONGER))
-    assert extended.goes_on == dict.fromkeys((OTHER, EXPERT, ROUTER, MONOLITH), 12) and not extended.begins_again
-    run = extended.run
-    assert run.url == f"{trained.url}/extended/0001" and run.fingerprint == begun_with_more.fingerprint
+    planned = plan_derivation(trained, ChangeRequest(LONGER))
+    assert {each: planned.fates[each].step for each in planned.of("continued")} == dict.fromkeys(
+        (OTHER, EXPERT, ROUTER, MONOLITH), 12
+    )
+    run = extend(trained, *LONGER)
+    assert run.fingerprint == begun_with_more.fingerprint
     train(run, artifact)
     train(begun_with_more, artifact)
     assert same(state_of(run, artifact), state_of(begun_with_more, artifact))
@@ -84,8 +87,8 @@ def test_it_equals_a_run_begun_with_more_steps(trained: Run, begun_with_more: Ru
 
 
 def test_a_student_goes_on_with_its_teachers_and_begins_anew_with_others(trained: Run) -> None:
-    before, more = files_of(trained), ("student.train.steps=20",)
-    goes_on = extend(trained, parse_steps(more)).run
+    before = files_of(trained)
+    goes_on = extend(trained, "student.train.steps=20")
     train(goes_on, STUDENT)
     own = goes_on.config.student_train.model_dump_json()
     fresh = make_data(f"{trained.url}-student", settings=(*SETTINGS, f"student.train={own}"))
@@ -94,7 +97,7 @@ def test_a_student_goes_on_with_its_teachers_and_begins_anew_with_others(trained
     assert goes_on.require(STUDENT).files == fresh.require(STUDENT).files
     assert same(state_of(goes_on, STUDENT), state_of(fresh, STUDENT))
 
-    taught_by_others = extend(trained, parse_steps(LONGER)).run
+    taught_by_others = extend(trained, *LONGER)
     assert taught_by_others.predecessors(STUDENT) == ()
     for artifact in (*taught_by_others.experts, STUDENT):
         train(taught_by_others, artifact)
@@ -110,14 +113,14 @@ def test_it_goes_on_from_whatever_is_reached_and_may_be_extended_again(
     left = count(1)
     with pytest.raises(Preempted):
         worker.train(short_run.url, EXPERT, TrainPlacement(checkpoint_steps=3), notice=lambda: next(left) == 7)
-    first = extend(short_run, parse_steps(("expert.train.steps=15",))).run
-    second = extend(short_run, parse_steps(("expert.train.steps=20",))).run
+    first = extend(short_run, "expert.train.steps=15")
+    second = extend(short_run, "expert.train.steps=20")
     reached = next(iter(saved_states(short_run.store, EXPERT)))
     assert isinstance(reached, SavedState) and reached.step == 7
     spoilt = next(Path(short_run.url, reached.prefix).rglob("*.safetensors"))
     spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"x")
     train(first, EXPERT)
-    third = extend(first, parse_steps(("expert.train.steps=20",))).run
+    third = extend(first, "expert.train.steps=20")
     assert [run.url for run in third.predecessors(EXPERT)] == [first.url, short_run.url]
     shutil.rmtree(Path(first.url, EXPERT, "attempts/0001/state"))
     train(begun_with_more, EXPERT)

@@ -278,7 +278,7 @@ def test_a_state_that_is_damaged_is_named_and_costs_nothing(run: Run) -> None:
     flip_bit(Path(run.url) / ROUTER / STATE / "rank-000/value-0000.safetensors")
     assert damaged_files(run, deep=False) == []
     code, words = doctor(run, "--deep")
-    damage = f"{STATE}/rank-000/value-0000.safetensors: gone or altered; just an extension needs it"
+    damage = f"{STATE}/rank-000/value-0000.safetensors: gone or altered; just a derived run needs it"
     assert code == 1 and f"{damage}; delete {run.url}/{ROUTER}/{STATE}\n" in words
     assert "--mend" not in words
     manifest = run.finished(ROUTER)

@@ -19,7 +19,6 @@ from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.sharded.serial import serial
 from ddm_ray.evaluate.run import evaluate
 from ddm_ray.islands.checks import Machine, check
-from ddm_ray.jobs.extend import extend
 from ddm_ray.jobs.status import survey
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import MONOLITH, PARTITION, ROUTER, STUDENT, Artifact
@@ -31,6 +30,7 @@ from ddm_ray.serve.cluster.servable import require_servable, sound_version
 from ddm_ray.store.retries import NO_RETRIES, Trouble
 from tests.conftest import ROOT
 from tests.data.s3 import BUCKET, s3_server
+from tests.derived import derive
 from tests.s3_wire import Wire, leading_through
 from tests.serve.conftest import free_port
 from tests.train.policies import FOLDER, Policies, policy, signed_by
@@ -51,7 +51,8 @@ PREFIXES = {
     "coordinator": (
         "_probe-",
         "beginnings/",
-        "extended/0001/_probe-",
+        "base.json",
+        "derived/",
         "rows/",
         "partition/",
         "accepted/",
@@ -180,18 +181,18 @@ def test_an_island_reads_no_other_clusters_rows(bucket: Wire, trained: Run) -> N
 
 
 @pytest.mark.chaos
-def test_an_extension_is_begun_and_trained_under_the_policies(bucket: Wire, trained: Run) -> None:
-    """Who trains it has the policy for the run that it extends, and the same one for the extension."""
-    with signed_by("coordinator"):
-        run = extend(Run.open(URL), {"expert": 12}).run
-        assert run.url == f"{URL}/extended/0001" and run.require(ROUTER).digest == trained.require(ROUTER).digest
-    places = ("lab/run", "lab/run/extended/0001")
+def test_a_derived_run_is_begun_and_trained_under_the_policies(bucket: Wire, trained: Run) -> None:
+    """Who trains it has the policy for the base, and the same one for the derived run."""
+    places = ("lab/run", "lab/longer")
     both = {
         who: {"Statement": [each for place in places for each in policy(who, BUCKET, place)["Statement"]]}
         for who in ("worker", "coordinator")
     }
     rule, bucket.rule = bucket.rule, Policies(both).rule
     try:
+        with signed_by("coordinator"):
+            run = derive(Run.open(URL), "expert.train.steps=12", url=f"s3://{BUCKET}/lab/longer")
+            assert run.require(ROUTER).digest == trained.require(ROUTER).digest
         train([("worker", run.experts[0])], url=run.url)
         with signed_by("coordinator"):
             assert accept_made(run, run.experts[0]).info["step"] == 12

@@ -5,17 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddm_ray.config.longer import parse_steps
 from ddm_ray.cores import usable_cores
 from ddm_ray.errors import Preempted
 from ddm_ray.jobs.attempts import Attempt, claim, claimed
-from ddm_ray.jobs.extend import extend
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import expert
 from ddm_ray.run.run import Run
 from ddm_ray.train import claiming, worker
 from ddm_ray.train.claiming import default_threads, threads_of_last_attempt
 from ddm_ray.train.job import train_job
+from tests.derived import extend
 from tests.random_run import make_data
 from tests.train.conftest import SHORT
 from tests.train.results import curve_of, weights_of
@@ -89,7 +88,7 @@ def test_a_number_that_is_given_wins(many_threads: None, tmp_path: Path) -> None
 def test_a_run_that_goes_on_from_another_has_its_threads(many_threads: None, tmp_path: Path) -> None:
     run = make_data(str(tmp_path / "run"), settings=SHORT)
     assert train(run, asking(2)) == 2
-    longer = extend(run, parse_steps(("expert.train.steps=16",))).run
+    longer = extend(run, "expert.train.steps=16")
     assert train(longer, asking(1)) == 2
 
 

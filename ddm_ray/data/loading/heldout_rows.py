@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ddm_ray.data.loading.cache import local_files
-from ddm_ray.data.loading.shard_files import FirstRows, first_rows, require_shard
+from ddm_ray.data.loading.shard_files import FirstRows, first_rows, place_of_shard, require_shard
 from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.schema import HELDOUT, shard_schema
 from ddm_ray.errors import CorruptArtifact
@@ -31,7 +31,7 @@ def heldout_rows(run: Run, artifacts: Sequence[Artifact], most: int, cache: str 
     rows, taken = StoredRows(run.config.data, sum(share.rows for share in shares)), 0
     for share in shares:
         for table in _tables(run, share, cache):
-            rows.fill(taken, table, run.config.partition.position(share.cluster))
+            rows.fill(taken, table, place_of_shard(run, share.manifest))
             taken += table.num_rows
     return rows
 

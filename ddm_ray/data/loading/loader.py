@@ -22,7 +22,14 @@ from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
 from ddm_ray.core.condition import Condition, Text, TextIds
 from ddm_ray.data.loading.cache import local_files
-from ddm_ray.data.loading.shard_files import cluster_of, files_of, first_rows, null_text_of, require_shard, unreadable
+from ddm_ray.data.loading.shard_files import (
+    files_of,
+    first_rows,
+    null_text_of,
+    place_of_shard,
+    require_shard,
+    unreadable,
+)
 from ddm_ray.data.loading.stored_rows import StoredRows
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.data.loading.windows import WINDOW_BYTES, RowGroup, Window, WindowOrder
@@ -132,7 +139,7 @@ def _tables(
             left, first = left - table.num_rows, first + table.num_rows
             if drawn_N is not None:
                 table = table.filter(pa.array(drawn_N[first - table.num_rows : first]))
-            yield table, run.config.partition.position(share.cluster)
+            yield table, place_of_shard(run, share.manifest)
         if left:
             raise share.lacking(run)
 
@@ -174,7 +181,7 @@ class Loader:
                 before = sum(group.rows for group in groups)
                 for name, file in zip(names, files, strict=True):
                     where = f"{run.url}/{artifact}/{name}"
-                    self._files.append((file, where, run.config.partition.position(cluster_of(manifest))))
+                    self._files.append((file, where, place_of_shard(run, manifest)))
                     groups += _groups(file, where, len(self._files) - 1)
                 if sum(group.rows for group in groups) - before != ShardInfo.of(manifest).rows_train:
                     raise CorruptArtifact(

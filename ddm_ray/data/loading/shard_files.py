@@ -1,5 +1,6 @@
 """Shards by their manifests: the one that the partition lists, files of a split, first rows, and the null text."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,9 @@ from ddm_ray.data.partition.state import manifest_key
 from ddm_ray.data.texts import read_null_text
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.models.null_text import NULL_TEXT
-from ddm_ray.run.extension import generation_of
 from ddm_ray.run.graph import PARTITION, Artifact
 from ddm_ray.run.info import ShardInfo
+from ddm_ray.run.inheriting import generation_of
 from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import read_sealed
@@ -36,11 +37,9 @@ def require_shard(run: Run, artifact: Artifact) -> Manifest:
     return manifest
 
 
-def cluster_of(manifest: Manifest) -> int:
-    """The number of the cluster of a shard, or of sampled images in its place."""
-    cluster = Artifact(manifest.artifact).cluster
-    assert cluster is not None
-    return cluster
+def place_of_shard(run: Run, shard: Manifest) -> int:
+    """The place of a shard's cluster among those of a run: the expert's place in arrays over K."""
+    return run.config.partition.position(ShardInfo.of(shard).cluster)
 
 
 def files_of(manifest: Manifest, split: str) -> list[str]:
@@ -58,11 +57,6 @@ class FirstRows:
     manifest: Manifest
     files: list[str]
     rows: int
-
-    @property
-    def cluster(self) -> int:
-        """The number of the shard's cluster."""
-        return cluster_of(self.manifest)
 
     def lacking(self, run: Run) -> CorruptArtifact:
         """The error for files with fewer rows."""
@@ -93,14 +87,16 @@ def first_rows(run: Run, artifacts: Sequence[Artifact], split: str, most: int | 
 
 
 def _generations(run: Run, artifact: Artifact, split: str) -> list[tuple[int | None, int]]:
-    """The generations of a shard's rows of a split, oldest first, with their numbers of rows."""
-    rows = getattr(ShardInfo.of(require_shard(run, artifact)), f"rows_{split}")
-    if artifact.kind != "shard":
-        return [(None, rows)]  # sampled images: runs append nothing to them
-    while run.base is not None and run.appends is None:
-        run = run.base
-    earlier = _generations(run.base, artifact, split) if run.base is not None else []
-    return [*earlier, (run.generation, rows - sum(count for _, count in earlier))]
+    """The generations of a shard's rows of a split, oldest first, with their numbers of rows.
+
+    One of None: there is only one.
+    """
+    manifest, files = require_shard(run, artifact), defaultdict[int, list[str]](list)
+    for name in files_of(manifest, split):
+        files[generation_of(f"{artifact}/{name}") or 0].append(f"{artifact}/{name}")
+    if len(files) < 2:
+        return [(None, getattr(ShardInfo.of(manifest), f"rows_{split}"))]
+    return [(generation, sum(num_rows(run, key) for key in files[generation])) for generation in sorted(files)]
 
 
 def num_rows(run: Run, key: str) -> int:

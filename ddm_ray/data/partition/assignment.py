@@ -28,20 +28,20 @@ Ranges = Mapping[int, tuple[np.ndarray, np.ndarray]]
 class RowClusters:
     """Assigns a cluster to a row by the row alone, independent of where and in which order rows are seen.
 
-    `cluster_F`: the cluster of each fine cell, if clusters are balanced; cells in `ranges` are shared. `owner`: the
-    cluster of all rows, if they belong to one owner.
+    Clusters are meant by their place among the `num_clusters` that the rows are divided into. `cluster_F`: the cluster
+    of each fine cell, if clusters are balanced; cells in `ranges` are shared.
     """
 
     run: Run
     clustering: Clustering | None
+    num_clusters: int
     cluster_F: np.ndarray | None = None
     ranges: Ranges = field(default_factory=dict)
-    owner: int | None = None
 
     def __call__(self, table: pa.Table) -> np.ndarray:
         """cluster_N int64 of rows, from the columns that the method needs."""
-        if self.owner is not None:
-            return np.full(table.num_rows, self.owner)
+        if self.num_clusters == 1:
+            return np.zeros(table.num_rows, np.int64)
         if self.clustering is None:
             return _control(self.run, table)
         if self.cluster_F is None:
@@ -56,7 +56,7 @@ class RowClusters:
 
     def count(self, tables: Iterator[pa.Table]) -> Iterator[np.ndarray]:
         """Yield one rows_2K int64: training and held-out rows of all tables, by cluster."""
-        rows_2K = np.zeros((2, self.run.config.partition.num_clusters), np.int64)
+        rows_2K = np.zeros((2, self.num_clusters), np.int64)
         for table in tables:
             rows_2K += _by_split(self(table), trains(table), rows_2K.shape[1])
         yield rows_2K
@@ -64,7 +64,7 @@ class RowClusters:
     @property
     def columns(self) -> list[str]:
         """The columns that determine a row's cluster, besides id and split."""
-        return [] if self.owner is not None else COLUMNS.get(self.run.config.partition.method, [])
+        return [] if self.num_clusters == 1 else COLUMNS.get(self.run.config.partition.method, [])
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,28 @@ class Assigned:
 
 
 def assign_rows(
-    rows: RowsReader, clustering: Clustering | None, on_progress: OnProgress, execute: Executor
+    rows: RowsReader,
+    clustering: Clustering | None,
+    on_progress: OnProgress,
+    execute: Executor,
+    num_clusters: int | None = None,
+    balanced: bool = True,
+    appended: bool = False,
 ) -> Assigned:
-    """Assign all rows to clusters, and count them. Balanced clusters need two passes over the rows.
+    """Assign all rows to clusters, and count them. Clusters that are `balanced` need two passes over the rows.
 
-    Appended rows go to the existing clusters, without a bound; a cluster may get none. Raises DataError if a cluster
-    of a new partition has no training row.
+    `num_clusters`: None means as many as are configured. `appended`: the rows join clusters that have others; a cluster
+    may get none. Otherwise raises DataError if a cluster has no training row.
     """
-    config = rows.run.config.partition
-    if clustering is not None and config.max_share is not None and not rows.run.appends:
+    num_clusters = num_clusters or rows.run.config.partition.num_clusters
+    if clustering is not None and rows.run.config.partition.max_share is not None and balanced:
         assigned = _balance(rows, clustering, on_progress, execute)
     else:
-        clusters = RowClusters(rows.run, clustering)
+        clusters = RowClusters(rows.run, clustering, num_clusters)
         assigned = Assigned(clusters, *count_rows(rows, clusters, on_progress, execute))
-    if rows.run.appends:
+    if appended:
         return assigned
-    check_rows(rows.run, int(assigned.rows_train_K.sum()))
+    check_rows(rows.run, int(assigned.rows_train_K.sum()), num_clusters)
     if empty := np.flatnonzero(assigned.rows_train_K == 0).tolist():
         numbers = [rows.run.config.partition.clusters[each] for each in empty]
         raise DataError(
@@ -202,7 +208,7 @@ def _balance(rows: RowsReader, clustering: Clustering, on_progress: OnProgress, 
         rows_2K += _by_split(cluster_N, here["train"], config.num_clusters)
     assert rows_2K[0].max() <= max_rows
     clustering = replace(clustering, centroids=replace(centroids, fine_to_coarse_F=cluster_F))
-    return Assigned(RowClusters(rows.run, clustering, cluster_F, ranges), *rows_2K)
+    return Assigned(RowClusters(rows.run, clustering, config.num_clusters, cluster_F, ranges), *rows_2K)
 
 
 def _share_cells(

@@ -40,11 +40,18 @@ class RowsReader:
     def __init__(self, run: Run, artifact: Artifact):
         """Raises MissingArtifact, DriftError, CorruptArtifact."""
         self.run, self.artifact, self.manifest = run, artifact, with_all_files(run, run.require(artifact))
-        self.names = sorted(name for name in self.manifest.files if name.startswith("part-"))
+        parts = sorted(name for name in self.manifest.files if name.startswith("part-"))
+        self.sizes = {name: self.manifest.files[name].bytes for name in parts}
+        self.num_train = RowsInfo.of(self.manifest).rows_train
         self._dropped_keys = np.empty(0, np.uint64)
         if DUPLICATES in self.manifest.files:
             ids = self._read(DUPLICATES, ["id"])["id"].to_pylist()
             self._dropped_keys = np.sort(shuffle_keys(ids))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parts."""
+        return list(self.sizes)
 
     def parts(
         self, columns: list[str] | None, on_progress: OnProgress, names: Sequence[str] | None = None
@@ -57,11 +64,10 @@ class RowsReader:
         Raises CorruptArtifact naming the part.
         """
         began, num_rows, names = time.monotonic(), 0, self.names if names is None else names
-        read = partial(self._read, columns=None if columns is None else ["id", "split", *columns])
-        largest = max((self.manifest.files[name].bytes for name in names), default=1)
+        read = partial(self.read, columns=None if columns is None else ["id", "split", *columns])
+        largest = max((self.sizes[name] for name in names), default=1)
         ahead = min(max(1, AHEAD_BYTES // max(1, largest)), MAX_READERS)
         for number, table in enumerate(read_ahead(read, names, ahead), 1):
-            table = self._without_dropped(table)
             yield table
             num_rows += table.num_rows
             on_progress(number / len(names), pace(num_rows, began))
@@ -72,6 +78,10 @@ class RowsReader:
         key_N = shuffle_keys(table["id"].to_pylist())
         place_N = np.searchsorted(self._dropped_keys, key_N).clip(max=len(self._dropped_keys) - 1)
         return table.filter(pa.array(self._dropped_keys[place_N] != key_N))
+
+    def read(self, name: str, columns: list[str] | None) -> pa.Table:
+        """One part's rows; see `parts`."""
+        return self._without_dropped(self._read(name, columns))
 
     def _read(self, name: str, columns: list[str] | None) -> pa.Table:
         if columns is not None:
@@ -176,7 +186,7 @@ class _Candidates:
 
 def _sample(rows: RowsReader, features: ClusterFeatures, execute: Executor, on_progress: OnProgress) -> RowSample:
     """The training rows with the lowest keys, and their features."""
-    config, num_rows = rows.run.config.partition, RowsInfo.of(rows.manifest).rows_train
+    config, num_rows = rows.run.config.partition, rows.num_train
     size = min(config.sample_rows, num_rows)
     likely = likely_limit(size, num_rows)
     for limit in [np.uint64(2**64 - 1)] if likely is None else [likely, np.uint64(2**64 - 1)]:
@@ -188,17 +198,29 @@ def _sample(rows: RowsReader, features: ClusterFeatures, execute: Executor, on_p
     return sample
 
 
-def fit_clustering(rows: RowsReader, on_progress: OnProgress, execute: Executor) -> tuple[Clustering, int]:
+def fit_clustering(
+    rows: RowsReader,
+    on_progress: OnProgress,
+    execute: Executor,
+    num_clusters: int | None = None,
+    features: ClusterFeatures | None = None,
+) -> tuple[Clustering, int]:
     """Two-level k-means of a sample of the training rows (paper, section 4), and the number of rows in the sample.
 
-    Raises DataError if there are too few rows, or too few different ones, to fill the clusters.
+    `num_clusters`: None means as many as are configured. `features`: those of other clusters that these are to be
+    beside, with their scales. Raises DataError if there are too few rows, or too few different ones, to fill the
+    clusters.
     """
     run, config = rows.run, rows.run.config.partition
-    features = ClusterFeatures(run)
+    num_clusters = num_clusters or config.num_clusters
+    beside = features is not None
+    features = features or ClusterFeatures(run)
     sample = _sample(rows, features, execute, lambda share, note: on_progress(share / 2, f"sampling: {note}"))
-    check_rows(run, len(sample))
+    check_rows(run, len(sample), num_clusters)
     [features_SD] = sample.arrays()
-    if config.method == "pixels":
+    if config.method == "pixels" and beside:
+        features_SD = features.scaled(features_SD)
+    elif config.method == "pixels":
         std_D = features_SD.std(axis=0, dtype=np.float64)
         mean_D = features_SD.mean(axis=0, dtype=np.float64).astype(np.float32)
         features = ClusterFeatures(run, mean_D, np.where(std_D > 0, std_D, 1).astype(np.float32))
@@ -208,21 +230,21 @@ def fit_clustering(rows: RowsReader, on_progress: OnProgress, execute: Executor)
         centroids = two_level_kmeans(
             features_SD,
             config.num_fine,
-            config.num_clusters,
+            num_clusters,
             config.iterations,
             config.seed,
             config.metric,
-            config.max_share,
+            None if beside else config.max_share,
         )
     except DataError as error:
         raise DataError(f"{run.url}: {error}") from None
     return Clustering(features, centroids), len(features_SD)
 
 
-def check_rows(run: Run, num_train: int) -> None:
+def check_rows(run: Run, num_train: int, num_clusters: int) -> None:
     """Raises DataError for fewer training rows than clusters."""
-    if num_train < run.config.partition.num_clusters:
+    if num_train < num_clusters:
         raise DataError(
-            f"{run.url}: partition.num_clusters is {run.config.partition.num_clusters}, but there are only {num_train}"
+            f"{run.url}: partition.num_clusters is {num_clusters}, but there are only {num_train}"
             " training rows; begin a run with fewer"
         )

@@ -17,7 +17,7 @@ from ddm_ray.config import DataConfig
 from ddm_ray.data.order import shuffle_keys
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import HELDOUT, TRAIN, shard_file_schema, shard_schema, trains
-from ddm_ray.run.extension import shard_file
+from ddm_ray.run.inheriting import shard_file
 
 FILE_BYTES = 256 * 2**20
 ROW_GROUP_BYTES = 4 * 2**20
@@ -29,7 +29,8 @@ ID_BYTES = 32
 class ShardFile:
     """A file of a shard: of a cluster's training or held-out rows, those in one of `of` equal ranges of shuffle keys.
 
-    `place`: the file's number among all files of a plan.
+    `place`: the file's number among all files of a plan. `cluster`: by its place among those that rows are divided
+    into.
     """
 
     place: int
@@ -56,17 +57,19 @@ class FilePlan:
     ):
         self._config, self.file_bytes = config, file_bytes
         self.rows = {TRAIN: rows_train_K, HELDOUT: rows_heldout_K}
-        self._first: dict[tuple[int, str], ShardFile] = {}
+        # Place of the first file, -1 if none is of this plan, and the number of files. Last: rows of no cluster (-1).
+        self._first_2K = np.full((len(self.rows), len(rows_train_K) + 1), -1)
+        self._of_2K = np.ones_like(self._first_2K)
         self.files: list[ShardFile] = []
         for cluster in clusters:
-            for split, rows_K in self.rows.items():
+            for row, (split, rows_K) in enumerate(self.rows.items()):
                 number_of = -(-int(rows_K[cluster]) * row_bytes(config) // file_bytes)
                 own = [
                     ShardFile(len(self.files) + number, cluster, split, number, number_of)
                     for number in range(number_of)
                 ]
                 if own:
-                    self._first[cluster, split] = own[0]
+                    self._first_2K[row, cluster], self._of_2K[row, cluster] = own[0].place, number_of
                 self.files += own
 
     def of(self, cluster: int) -> list[ShardFile]:
@@ -88,11 +91,9 @@ class FilePlan:
 
     def split(self, table: pa.Table, cluster_N: np.ndarray, places: Collection[int]) -> Iterator[tuple[int, pa.Table]]:
         """Yield a table's rows that belong to the files at these places: the place, and the rows as files have them."""
-        schema, train_N = shard_file_schema(self._config), trains(table)
-        key_N, place_N = shuffle_keys(table["id"].to_pylist()), np.full(table.num_rows, -1)
-        for (cluster, split), first in self._first.items():
-            mine = np.flatnonzero((cluster_N == cluster) & (train_N == (split == TRAIN)))
-            place_N[mine] = first.place + _share(key_N[mine], first.of)
+        schema = shard_file_schema(self._config)
+        at = np.where(trains(table), 0, 1), cluster_N  # in the order of `rows`
+        place_N = self._first_2K[at] + _share(shuffle_keys(table["id"].to_pylist()), self._of_2K[at])
         here = np.flatnonzero(np.isin(place_N, list(places)))
         if not len(here):
             return
@@ -140,11 +141,11 @@ def bytes_of_rows(rows: pa.Table) -> np.ndarray:
     return total
 
 
-def _share(key_N: np.ndarray, shares: int) -> np.ndarray:
+def _share(key_N: np.ndarray, shares_N: np.ndarray) -> np.ndarray:
     """floor(key * shares / 2^64), exactly, for shares below 2^32."""
     high, low = key_N >> np.uint64(32), key_N & np.uint64(2**32 - 1)
-    by = np.uint64(shares)
-    return ((high * by + (low * by >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+    by_N = shares_N.astype(np.uint64)
+    return ((high * by_N + (low * by_N >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
 
 
 def _group_rows(mean_row_bytes: float) -> int:

@@ -3,7 +3,7 @@
 import base64
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import TRAIN, data_dtype, shard_file_schema
 from ddm_ray.errors import CorruptArtifact
-from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.graph import PARTITION, Artifact, shard
 from ddm_ray.run.manifest import FileRecord
 from ddm_ray.run.run import Run
 from ddm_ray.store.checksummed import canonical, read_sealed, seal, sha256, unseal
@@ -36,14 +36,15 @@ class MadeFile:
 
 
 class MadeFiles:
-    """Files of the expected shards, and their records. Can be pickled.
+    """Files of the expected shards, by their places, and the files' records. Can be pickled.
 
-    Records of files of other rows, centroids or plans are in other folders.
+    Records of files of other rows, centroids, clusters or plans are in other folders.
     """
 
-    def __init__(self, run: Run, expected: Mapping[int, ExpectedShard], file_bytes: int):
-        self._run, self._expected = run, expected
-        made_of: list[Any] = [run.generation, file_bytes]
+    def __init__(self, run: Run, expected: Mapping[int, ExpectedShard], file_bytes: int, clusters: Sequence[int] = ()):
+        """`clusters`: numbers of all that the rows are divided into, also of those with finished shards."""
+        self._run, self._expected, self._generation = run, expected, run.config.changes.generation
+        made_of: list[Any] = [self._generation, file_bytes, list(clusters)]
         for shard_made in list(expected.values())[:1]:  # all shards have the same identity and centroids
             made_of += [shard_made.identity.fields, shard_made.identity.inputs, shard_made.centroids]
         self._folder = f"{FOLDER}/{sha256(canonical(made_of))[:16]}"
@@ -61,7 +62,7 @@ class MadeFiles:
             path = Path(folder, "file.parquet")
             write_rows(path, rows, schema, tally if file.split == TRAIN else None)
             record = FileRecord.of_file(path)
-            self._run.store.write(f"{shard(file.cluster)}/{file.name(self._run.generation)}", path)
+            self._run.store.write(f"{self._shard(file.cluster)}/{file.name(self._generation)}", path)
         written = MadeFile(file, record, rows.num_rows, tally)
         self.put(written)
         return written
@@ -81,15 +82,18 @@ class MadeFiles:
         """Yield those of the files that have a record and exist. A damaged record counts as missing."""
         recorded = self._run.store.sizes(self._folder)
         files = [file for file in files if _name(file) in recorded]
-        sizes = {cluster: self._run.store.sizes(shard(cluster)) for cluster in {file.cluster for file in files}}
+        sizes = {place: self._run.store.sizes(self._shard(place)) for place in {file.cluster for file in files}}
         for file in files:
             made = self._read(file)
-            if made and sizes[file.cluster].get(file.name(self._run.generation)) == made.record.bytes:
+            if made and sizes[file.cluster].get(file.name(self._generation)) == made.record.bytes:
                 yield made
 
     def clear(self) -> None:
-        """Delete the records once the shards are committed, including records of a partition of other rows."""
-        self._run.store.delete(self._folder if self._run.config.partition.given else FOLDER)
+        """Delete the records once the shards are committed."""
+        self._run.store.delete(self._folder)
+
+    def _shard(self, place: int) -> Artifact:
+        return shard(self._expected[place].cluster)
 
     def _read(self, file: ShardFile) -> MadeFile | None:
         key = self._key(file)

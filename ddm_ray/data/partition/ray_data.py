@@ -197,7 +197,7 @@ def _write(group: Sequence[ShardFile], work: FileWork, *pieces: dict[int, pa.Tab
 
 
 def _bytes_of(rows: RowsReader) -> int:
-    return sum(rows.manifest.files[name].bytes for name in rows.names)
+    return sum(rows.sizes.values())
 
 
 def _cores() -> int:

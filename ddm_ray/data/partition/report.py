@@ -31,13 +31,16 @@ def report(run: Run, progress: OnProgress | None = None, execute: Executor | Non
     # An older version's partition lists its report's files in its own manifest, so they mustn't change.
     if finished_report(run) or f"{REPORT}/{PAGE}".removeprefix(f"{PARTITION}/") in partition.files:
         return
-    if run.config.partition.given:
+    changes = run.config.changes
+    if run.config.partition.given or changes.joined or changes.split or changes.dropped or not changes.pooled:
         commit_report(run, ReportBuilder(run.named, PartitionInfo.of(partition), 0).build())
         return
     rows = RowsReader(run, ROWS)
     clustering = Clustering.read(run, run.require(CENTROIDS)) if run.config.partition.by_kmeans else None
     with execute.session():
-        assigned = assign_rows(rows, clustering, phase(on_progress, 0.0, 0.5, "clusters"), execute)
+        counting = phase(on_progress, 0.0, 0.5, "clusters")
+        appended = changes.appended is not None
+        assigned = assign_rows(rows, clustering, counting, execute, balanced=not appended, appended=appended)
         report_of(rows, partition, assigned, phase(on_progress, 0.5, 1.0, "report"), execute)
 
 
@@ -58,7 +61,7 @@ def _far_before(run: Run) -> tuple[float | None, ...]:
 
     Raises CorruptArtifact, DriftError for a damaged report of these rows.
     """
-    before = run.base.finished(REPORT) if run.appends and run.base else None
+    before = run.base.finished(REPORT) if run.config.changes.appended and run.base else None
     return ReportInfo.of(before).far_K if before else ()
 
 

@@ -15,7 +15,7 @@ from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import HELDOUT, TRAIN
 from ddm_ray.errors import RayError
 from ddm_ray.models.null_text import NULL_TEXT
-from ddm_ray.run.graph import ROWS, owner_rows, shard
+from ddm_ray.run.graph import shard
 from ddm_ray.run.info import RowsInfo, ShardInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Manifest
 
@@ -38,7 +38,7 @@ def write_shards(
             written[file.file.cluster].add(file)
     manifests = {}
     for done, (cluster, each) in enumerate(expected.items()):
-        on_progress(0.9 + 0.1 * done / len(expected), f"shard {cluster}")
+        on_progress(0.9 + 0.1 * done / len(expected), f"shard {each.cluster}")
         counts = [int(work.plan.rows[split][cluster]) for split in (TRAIN, HELDOUT)]
         manifests[cluster] = each.finished() or commit_shard(each, written[cluster], *counts)
     return manifests
@@ -64,18 +64,17 @@ def commit_shard(expected: ExpectedShard, written: WrittenShard, train: int, hel
 
     `train` and `heldout`: its numbers of rows. Raises RayError for lost rows.
     """
-    run, cluster = expected.run, expected.cluster
+    run, cluster, changes = expected.run, expected.cluster, expected.run.config.changes
     if written.rows != train + heldout:
         raise RayError(f"{run.url}: lost rows of cluster {cluster}; the same command makes their files again")
     artifact, store = shard(cluster), run.store
-    base = run.base if run.appends else None
-    before = base.require(artifact) if base else None
+    before = run.base.require(artifact) if run.base and changes.appended and cluster not in changes.made else None
     named = {name: each for name, each in before.files.items() if name != NULL_TEXT} if before else {}
     for file in sorted(written.files, key=lambda file: file.place):  # their order of writing is arbitrary
-        named[file.name(run.generation)] = written.files[file]
-    rows = owner_rows(cluster) if run.config.partition.given else ROWS
+        named[file.name(changes.generation)] = written.files[file]
+    of, rows = expected.rows
     if run.config.data.text is not None:
-        data = run.read(rows, NULL_TEXT)
+        data = of.read(rows, NULL_TEXT)
         store.write(f"{artifact}/{NULL_TEXT}", data)
         named[NULL_TEXT] = FileRecord.of(data)
     # Deletes only files that this shard doesn't name: a concurrent writer of the same shard names the same files.
@@ -95,6 +94,6 @@ def commit_shard(expected: ExpectedShard, written: WrittenShard, train: int, hel
         counts_C=tuple(counts_C),
         data_std=None if before else std,
         centroids=expected.centroids,
-        networks=RowsInfo.of(made).networks if (made := run.manifest(rows)) else {},
+        networks=RowsInfo.of(made).networks if (made := of.manifest(rows)) else {},
     )
     return run.commit_records(artifact, named, info, identity=expected.identity)

@@ -3,17 +3,15 @@
 N rows of a part, D dimensions of what is clustered, K clusters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ddm_ray.data import OnProgress, no_progress, phase
-from ddm_ray.data.partition.assignment import Assigned, RowClusters, assign_rows, count_rows
-from ddm_ray.data.partition.clustering import Clustering, RowsReader, fit_clustering
-from ddm_ray.data.partition.file_plan import FILE_BYTES, FilePlan
-from ddm_ray.data.partition.made_files import MadeFiles
+from ddm_ray.data.partition.clustering import Clustering, fit_clustering
+from ddm_ray.data.partition.groups import Group, changed_clustering, groups_that_change, restricted
+from ddm_ray.data.partition.made_files import FOLDER
 from ddm_ray.data.partition.numbers import partition_info
-from ddm_ray.data.partition.passes import Executor, FileWork, InProcess
+from ddm_ray.data.partition.passes import Executor, InProcess
 from ddm_ray.data.partition.report import report, report_of
-from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import (
     SHARDS,
     ExpectedShard,
@@ -57,80 +55,77 @@ def partition(
 
 
 def _partition(run: Run, on_progress: OnProgress, with_report: bool, execute: Executor) -> Manifest:
-    """The partition of all rows, with its report unless this only remakes shards of a finished partition."""
+    """The partition of a run, with its report unless this only remakes shards of a finished partition."""
     finished = run.finished(PARTITION)
+    changed = run.config.changes.of_clusters
+    clusters = run.config.partition.clusters
+    groups = groups_that_change(run) if changed else [Group(clusters, (run, ROWS), balanced=True)]
     identity = run.identity(PARTITION)
-    clusters = range(run.config.partition.num_clusters)
-    listed = {cluster: finished.files[manifest_key(shard(cluster))] if finished else None for cluster in clusters}
 
-    def expected(cluster: int, centroids: str | None) -> ExpectedShard:
-        return ExpectedShard(run, cluster, centroids, identity, listed[cluster])
+    def expected(group: Group, centroids: str | None) -> dict[int, ExpectedShard]:
+        identities = {each: run.identity(shard(each)) if changed else identity for each in group.clusters}
+        return {
+            place: ExpectedShard(run, each, centroids, identities[each], group.rows, _listed(finished, shard(each)))
+            for place, each in enumerate(group.clusters)
+        }
 
     if finished:
         check_finished(run, finished)
-        if has_centroids(run, finished) and all(expected(cluster, None).finished() for cluster in clusters):
+        every = [each for group in groups for each in expected(group, None).values()]
+        if has_centroids(run, finished) and all(each.finished() for each in every):
             return finished
-    rows = RowsReader(run, ROWS)
+    assigned, manifests = None, dict[int, Manifest]()
     with execute.session():
-        clustering, centroids = _centroids(rows, identity, phase(on_progress, 0.0, 0.35, "centroids"), execute)
+        clustering, centroids = _centroids(run, groups, phase(on_progress, 0.0, 0.3, "centroids"), execute)
         if finished and centroids and manifest_key(CENTROIDS) in finished.files:
             _require_listed(run, finished, centroids)
-        digest = centroids.digest if centroids else None
-        shards = {cluster: expected(cluster, digest) for cluster in clusters}
-        kept = {cluster: manifest for cluster, each in shards.items() if (manifest := each.finished())}
-        missing = {cluster: each for cluster, each in shards.items() if cluster not in kept}
-        for each in missing.values():
-            each.invalidate()
         for name in run.store.folders(f"{PARTITION}/{SHARDS}"):
             if f"{PARTITION}/{SHARDS}/{name}" not in shards_of(run.config):
                 run.store.delete_one(f"{PARTITION}/{SHARDS}/{name}/{NAME}")
-        assigned = assign_rows(rows, clustering, phase(on_progress, 0.35, 0.5, "clusters"), execute)
-        kept |= _write(rows, assigned, missing, phase(on_progress, 0.5, 0.85), execute)
+        for number, group in enumerate(groups):
+            within = (0.3 + 0.55 * number / len(groups), 0.3 + 0.55 * (number + 1) / len(groups))
+            shards = expected(group, centroids.digest if centroids else None)
+            kept = {place: manifest for place, each in shards.items() if (manifest := each.finished())}
+            missing = {place: each for place, each in shards.items() if place not in kept}
+            own = clustering and restricted(clustering, [clusters.index(each) for each in group.clusters])
+            made, assigned = group.make(run, own, missing, phase(on_progress, *within), execute)
+            manifests |= {group.clusters[place]: manifest for place, manifest in (kept | made).items()}
+            if finished:
+                for manifest in made.values():
+                    _require_listed(run, finished, manifest)
+        run.store.delete(FOLDER)
         if finished:
-            for cluster in missing:
-                _require_listed(run, finished, kept[cluster])
             return finished
-        manifest = _commit(run, [kept[cluster] for cluster in clusters], centroids, identity)
-        if with_report:
+        every_shard = [manifests.get(each) or run.require(shard(each)) for each in clusters]
+        manifest = _commit(run, every_shard, centroids, identity)
+        if with_report and assigned and groups[-1].clusters == clusters:
             on_progress(0.85, "report")
-            report_of(rows, manifest, assigned, phase(on_progress, 0.85, 1.0, "report"), execute)
+            report_of(groups[-1].reader, manifest, assigned, phase(on_progress, 0.85, 1.0, "report"), execute)
     _show_sizes(manifest, on_progress)
     return manifest
 
 
-def _write(
-    rows: RowsReader,
-    assigned: Assigned,
-    missing: Mapping[int, ExpectedShard],
-    on_progress: OnProgress,
-    execute: Executor,
-) -> dict[int, Manifest]:
-    """Write the missing shards."""
-    run, counts = rows.run, (assigned.rows_train_K, assigned.rows_heldout_K)
-    plan, made = FilePlan(run.config.data, *counts, list(missing), FILE_BYTES), MadeFiles(run, missing, FILE_BYTES)
-    manifests = write_shards(FileWork(rows, assigned.clusters, plan, made), missing, on_progress, execute)
-    made.clear()
-    return manifests
+def _listed(partition: Manifest | None, part: Artifact) -> FileRecord | None:
+    """A finished partition's record of a part's manifest."""
+    return partition.files[manifest_key(part)] if partition else None
 
 
 def _centroids(
-    rows: RowsReader, identity: Identity, on_progress: OnProgress, execute: Executor
+    run: Run, groups: Sequence[Group], on_progress: OnProgress, execute: Executor
 ) -> tuple[Clustering | None, Manifest | None]:
     """The artifact of the centroids, kept from an interrupted partition or new; None for methods without centroids."""
-    run = rows.run
     if not run.config.partition.by_kmeans:
         return None, None
+    identity = run.identity(CENTROIDS)
     invalidate(run, CENTROIDS, lambda: _kept_centroids(run, identity))
     if kept := _kept_centroids(run, identity):
         return kept
-    if run.appends and run.base:
-        before = run.base.require(CENTROIDS)
-        [name] = before.files
-        data, info = run.base.read(CENTROIDS, name, before), CentroidsInfo.of(before)
+    if run.config.changes.of_clusters:
+        clustering, num_sampled = changed_clustering(run, groups, on_progress, execute)
     else:
-        clustering, num_sampled = fit_clustering(rows, on_progress, execute)
-        data = clustering.to_bytes()
-        info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
+        clustering, num_sampled = fit_clustering(groups[0].reader, on_progress, execute)
+    data = clustering.to_bytes()
+    info = CentroidsInfo(rows_sampled=num_sampled, num_fine=len(clustering.centroids.fine_FD))
     # Named by its content, since a concurrent writer on another machine may have computed other bits.
     name = f"centroids-{sha256(data)[:8]}.safetensors"
     run.store.write(f"{CENTROIDS}/{name}", data)
@@ -175,18 +170,12 @@ def _commit(run: Run, shards: Sequence[Manifest], centroids: Manifest | None, id
 def _own(run: Run, cluster: int, on_progress: OnProgress, execute: Executor) -> Manifest:
     """One owner's shard, from its own rows alone."""
     run.finished(shard(cluster))  # raises DriftError if the shard doesn't match the run
-    expected = ExpectedShard(run, cluster, None, run.identity(shard(cluster)))
+    group = Group((cluster,), (run, owner_rows(cluster)))
+    expected = ExpectedShard(run, cluster, None, run.identity(shard(cluster)), group.rows)
     if finished := expected.finished():
         return finished
-    rows, clusters = RowsReader(run, owner_rows(cluster)), RowClusters(run, None, owner=cluster)
     with execute.session():
-        expected.invalidate()
-        assigned = Assigned(clusters, *count_rows(rows, clusters, phase(on_progress, 0.0, 0.3, "counting"), execute))
-        if not assigned.rows_train_K[cluster]:
-            raise DataError(
-                f"{run.url}/{owner_rows(cluster)}: has no training row; prepare more, or use a lower data.heldout"
-            )
-        [manifest] = _write(rows, assigned, {cluster: expected}, phase(on_progress, 0.3, 1.0), execute).values()
+        [manifest] = group.make(run, None, {0: expected}, on_progress, execute)[0].values()
     on_progress(1.0, f"{ShardInfo.of(manifest).rows_train:,} training rows")
     return manifest
 

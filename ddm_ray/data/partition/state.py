@@ -19,7 +19,7 @@ def manifest_key(artifact: Artifact) -> str:
 
 @dataclass(frozen=True)
 class ExpectedShard:
-    """Describes a valid shard: made with the centroids of this digest, and under this identity.
+    """Describes a valid shard: made with the centroids of this digest, under this identity, from the `rows` of a run.
 
     `listed`: a finished partition's record of the manifest. If it is given, only that manifest is valid.
     """
@@ -28,6 +28,7 @@ class ExpectedShard:
     cluster: int
     centroids: str | None
     identity: Identity
+    rows: tuple[Run, Artifact]
     listed: FileRecord | None = None
 
     def finished(self) -> Manifest | None:

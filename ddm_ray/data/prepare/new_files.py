@@ -8,7 +8,7 @@ from ddm_ray.data.prepare.fit_embedder import PIXELS, embeds_pixels
 from ddm_ray.data.prepare.make_rows import NETWORKS, NULL
 from ddm_ray.data.prepare.records import RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sharded.kept_records import KeptRecords
-from ddm_ray.data.sources import absolute_name, open_source, units_of
+from ddm_ray.data.sources import Listing, Source, absolute_name, open_source, units_of
 from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.data.sources.collection import Collection
 from ddm_ray.errors import DataError, MissingArtifact
@@ -49,15 +49,33 @@ def earlier_rows(run: Run) -> list[RowsStore]:
     """The rows of all runs that this run appends to, oldest first; empty if it appends nothing."""
     if run.base is None:
         return []
-    own = run.appends is not None
+    own = run.config.changes.appended is not None
     return [*earlier_rows(run.base), rows_store(run.base, ROWS)] if own else earlier_rows(run.base)
 
 
 def rows_so_far(run: Run) -> list[RowsStore]:
-    """The stores of all rows of a run, the most recently appended last."""
-    while run.base is not None and run.appends is None:
+    """The stores of all rows of a run, the most recently appended last. Raises MissingArtifact if some stayed behind.
+
+    So do those of earlier files when a run is copied, and all of them when clusters leave and it is copied.
+    """
+    while run.base is not None and run.config.changes.appended is None:
         run = run.base
+    if run.base is None and (run.config.changes.generation or not run.config.changes.pooled):
+        raise MissingArtifact(
+            f"{run.url}: was copied without the rows of earlier files, so it isn't known which are new"
+        )
     return [*earlier_rows(run), rows_store(run, ROWS)]
+
+
+def list_joined(earlier: RowsStore, opened: Source, name: str, chunk_rows: int) -> SourcePlan:
+    """The plan for rows of a source that form new clusters. Labels stand for the classes of `earlier` rows.
+
+    Raises DataError for classes that these don't have, and as `Source.list`.
+    """
+    last, listed = _plan(earlier), opened.list()
+    _require_classes(earlier.run, last, listed, name)
+    rows = min(chunk_rows, listed.chunk_rows or chunk_rows)
+    return SourcePlan(name, rows, last.classes, listed.units, listed.ignored, True, last.numbered)
 
 
 def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None) -> NewFiles:
@@ -73,13 +91,7 @@ def list_new(earlier: list[RowsStore], name: str, chunk_rows: int | None = None)
     listed = (replace(opened, known=frozenset(known)) if isinstance(opened, Collection) else opened).list()
     if any(not unit.files for unit in listed.units):
         raise DataError(f"source {name}: has no files that could be new; give a folder, tars or parquet files")
-    if strays := sorted(set(listed.classes or ()) - set(map(name_form, last.classes or ()))):
-        raise DataError(
-            f"source {name}: classes that {run.url} doesn't have: {some(strays)}; its networks know no others: move"
-            " them away, or begin a new run of all images"
-        )
-    if [*map(name_form, listed.numbered or ())] != [*map(name_form, last.numbered or ())]:
-        raise DataError(f"source {name}: its numbers stand for other classes than those of {run.url}: begin a new run")
+    _require_classes(run, last, listed, name)
     sizes = {file: size for unit in listed.units for file, size in zip(unit.files, unit.sizes, strict=True)}
     here = {file for plan in plans if absolute_name(plan.source) == name for file in _files(plan)}
     elsewhere = tuple(file for file in sizes if file in known and file not in here)
@@ -108,6 +120,16 @@ def take_networks(chunks: RowsStore, earlier: RowsStore) -> None:
         if earlier.store.exists(f"{earlier.artifact}/{pointer}"):
             data, _ = earlier.read_once(pointer)
             chunks.write_once(pointer, suffix, lambda data=data: (data, {}))  # type: ignore[misc]
+
+
+def _require_classes(run: Run, last: SourcePlan, listed: Listing, name: str) -> None:
+    if strays := sorted(set(listed.classes or ()) - set(map(name_form, last.classes or ()))):
+        raise DataError(
+            f"source {name}: classes that {run.url} doesn't have: {some(strays)}; its networks know no others: move"
+            " them away, or begin a new run of all images"
+        )
+    if [*map(name_form, listed.numbered or ())] != [*map(name_form, last.numbered or ())]:
+        raise DataError(f"source {name}: its numbers stand for other classes than those of {run.url}: begin a new run")
 
 
 def _plan(chunks: RowsStore) -> SourcePlan:

@@ -9,7 +9,7 @@ from ddm_ray.data.prepare.decoding import read_decoded
 from ddm_ray.data.prepare.finalize import check_rejected, commit
 from ddm_ray.data.prepare.fit_embedder import fit_embedder
 from ddm_ray.data.prepare.make_rows import MakeRows
-from ddm_ray.data.prepare.new_files import earlier_rows, list_new, take_networks
+from ddm_ray.data.prepare.new_files import earlier_rows, list_joined, list_new, rows_so_far, take_networks
 from ddm_ray.data.prepare.records import RowsRecord, RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Executor
@@ -18,10 +18,11 @@ from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.errors import ConfigError, DataError, DriftError
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.remedies import Give
-from ddm_ray.run.graph import ROWS, Artifact, owner_rows
+from ddm_ray.run.graph import ROWS, Artifact, owner_rows, rows_of
 from ddm_ray.run.info import RowsInfo
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
+from ddm_ray.spelling import numbers_in_words
 
 MAX_REJECTED = 0.05
 MIN_READ = 1000
@@ -56,18 +57,15 @@ def prepare(
     if finished:
         return finished
     require_known_sizes(run.config.data)
-    opened, earlier = open_source(run.config.data, name, chunk_rows), earlier_rows(run)
+    opened, earlier = open_source(run.config.data, name, chunk_rows), earlier_rows(run) if artifact == ROWS else []
+    beside = _rows_beside(run, artifact)
     if plan is None:
         on_progress(0.0, "listing the source")
         rows = chunk_rows or rows_per_chunk(run.config.data)
-        if run.appends:
-            new = list_new(earlier, name, rows)
-            if new.listing != run.appends.listing:  # the process was killed between writing run.json and the plan
-                raise DriftError(
-                    f"{run.url}: was begun with {run.appends.files:,} new files, and {name} has {len(new.files):,}"
-                    " others by now; delete it, and append again"
-                )
-            plan = chunks.plan(lambda: new.plan)
+        if beside:
+            plan = chunks.plan(partial(list_joined, beside, opened, name, rows))
+        elif earlier:
+            plan = chunks.plan(partial(_list_appended, run, earlier, name, rows))
         else:
             plan = chunks.plan(partial(list_source, run.config, name, opened, rows))
         if plan.source != name:  # a concurrent command has begun the rows
@@ -76,8 +74,8 @@ def prepare(
         older = "was begun by an older version, which cut chunks and decoded images otherwise"
         raise DriftError(f"{chunks.url} {older}", run.remake(artifact))
     opened = opened.planned(plan.chunk_rows, plan.classes, plan.numbered)
-    if earlier:
-        take_networks(chunks, earlier[-1])
+    if networks := beside or (earlier[-1] if earlier else None):
+        take_networks(chunks, networks)
     else:
         on_progress(0.0, "fitting the embedder")
         fit_embedder(chunks, plan, opened, on_progress)
@@ -97,6 +95,28 @@ def prepare(
     return manifest
 
 
+def _rows_beside(run: Run, artifact: Artifact) -> RowsStore | None:
+    """The rows of the base that those of new clusters are to be like; None for other rows, and for given shards.
+
+    Raises MissingArtifact if they stayed behind.
+    """
+    if artifact == ROWS or run.config.partition.given:
+        return None
+    return rows_so_far(run.base or run)[-1]
+
+
+def _list_appended(run: Run, earlier: list[RowsStore], name: str, rows: int) -> SourcePlan:
+    """The plan of new files, if the process was killed between writing run.json and the plan."""
+    new, appended = list_new(earlier, name, rows), run.config.changes.appended
+    assert appended
+    if new.listing != appended.listing:
+        raise DriftError(
+            f"{run.url}: was begun with {appended.files:,} new files, and {name} has {len(new.files):,} others by now;"
+            " delete it, and derive it again"
+        )
+    return new.plan
+
+
 def require_known_sizes(config: DataConfig) -> None:
     """Raise ConfigError, with the field to set, for networks that would encode rows to other shapes than the run's.
 
@@ -114,17 +134,22 @@ def require_known_sizes(config: DataConfig) -> None:
 
 
 def rows_artifact(run: Run, cluster: int | None) -> Artifact:
-    """The artifact that `prepare` makes: that of owner `cluster` if shards are given. Raises ConfigError."""
-    num_clusters = run.config.partition.num_clusters
-    if not run.config.partition.given:
-        if cluster is not None:
-            raise ConfigError(f"{run.url}: cluster is for shards that are given (partition.method given); leave it out")
-        return ROWS
+    """The artifact that `prepare` makes: that of owner `cluster` if shards are given, or of a cluster that joined.
+
+    Raises ConfigError.
+    """
+    config = run.config
+    if not config.partition.given:
+        if cluster is None:
+            return ROWS
+        if owner_rows(cluster) in rows_of(config):
+            return owner_rows(cluster)
+        raise ConfigError(f"{run.url}: cluster is for shards that are given (partition.method given); leave it out")
+    known = numbers_in_words(config.partition.clusters)
     if cluster is None:
-        fix = Give("cluster", "name the owner of these rows", f"0 to {num_clusters - 1}")
-        raise ConfigError(f"{run.url}: shards are given", fix)
-    if not 0 <= cluster < num_clusters:
-        raise ConfigError(f"cluster {cluster}: this run has clusters 0 to {num_clusters - 1}")
+        raise ConfigError(f"{run.url}: shards are given", Give("cluster", "name the owner of these rows", known))
+    if cluster not in config.partition.clusters:
+        raise ConfigError(f"cluster {cluster}: this run has clusters {known}")
     return owner_rows(cluster)
 
 
@@ -138,7 +163,8 @@ def source_of(run: Run, artifact: Artifact, begun_from: str | None, source: str 
             f"{run.url}: source is for shards that are given; otherwise set data.source when the run begins"
         )
     # Made absolute, since Ray's workers have other current folders.
-    source = absolute_name(source) if source is not None else None
+    joined = None if cluster is None else run.config.changes.joined_with(cluster)
+    source = absolute_name(source) if source is not None else joined.source if joined else None
     if begun_from is not None and source not in (None, begun_from):
         raise _other_source(run, artifact, begun_from, source)
     if cluster is not None and not (begun_from or source):

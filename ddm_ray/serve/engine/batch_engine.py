@@ -3,7 +3,6 @@
 No Ray, no HTTP. An engine needs networks, or a way to call them. Shapes: B rows, K experts.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,8 +27,6 @@ Answer = Callable[[Sequence[NetworkCall]], list[Tensor]]
 
 TIMEOUT_FACTOR, MIN_TIMEOUT_S = 10.0, 10.0
 """Time of a request that names none: so many times what it takes alone, and at least so many seconds."""
-LOOK_SECONDS = 0.05
-"""Pause between looks for jobs that can't be in time any more."""
 MAX_FAILURES = 3
 """Velocities in a row that fail by no fault of a request, after which the engine counts as broken."""
 
@@ -65,7 +62,7 @@ class BatchEngine(EngineThread):
         self._num_velocities = 0
         self._pace = Pace() if pace is None else pace
         self._ended: float | None = None
-        self._num_failures, self._looks_at = 0, -math.inf
+        self._num_failures = 0
 
     @property
     def batch_rows(self) -> int:
@@ -82,14 +79,6 @@ class BatchEngine(EngineThread):
     def num_velocities(self) -> int:
         """Velocities that its batch has had."""
         return self._num_velocities
-
-    @property
-    def deadline(self) -> float | None:
-        """The earliest deadline of waiting work; None if there is no work."""
-        if self._calls:
-            return -math.inf
-        jobs = self.scheduler.jobs
-        return jobs[0].deadline if jobs else None
 
     def require_success(self) -> None:
         """Raise ServeError if nothing succeeds any more."""
@@ -162,12 +151,10 @@ class BatchEngine(EngineThread):
             now = self._clock()
             for job in self.scheduler.late(now):
                 self._end(self._parts[job], _out_of_time(job))
-            if now >= self._looks_at:
-                self._looks_at = now + LOOK_SECONDS
-                for job in self.scheduler.to_give_up(now):
-                    alone, left = job.velocities * self.scheduler.speed.seconds(job.rows_each), job.deadline - now
-                    refused = OverloadedError("velocities have become slower: more than can be made in time", left)
-                    self._end(self._parts[job], _out_of_time(job) if alone > left else refused)
+            for job in self.scheduler.lost(now):
+                alone, left = job.velocities * self.scheduler.speed.seconds(job.rows_each), job.deadline - now
+                refused = OverloadedError("velocities have become slower: more than can be made in time", left)
+                self._end(self._parts[job], _out_of_time(job) if alone > left else refused)
             for part in [part for part in self._parts.values() if part.future.cancelled()]:
                 self._end(part)
 

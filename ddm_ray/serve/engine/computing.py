@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from ddm_ray.run.run import Run
 from ddm_ray.sampling.buckets import Buckets, Padded, bucket_sizes
 from ddm_ray.sampling.cuda_graphs import Graphs
 from ddm_ray.sampling.driver import Field
+from ddm_ray.sampling.packed_weights import Packed
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import dtype_of, load_weights
 from ddm_ray.serve.engine.scheduler import MAX_ROWS
@@ -57,7 +59,12 @@ class Computing:
 
 
 class Networks:
-    """Networks of published weights as a replica calls them. Each is loaded once, and compiled if settings say so."""
+    """Networks of published weights as a replica calls them. Each is loaded once, and compiled if settings say so.
+
+    `packed`: experts in host memory, those of the version that was loaded last. The next one loads only what differs.
+    """
+
+    packed: Mapping[Weights, Packed] = MappingProxyType({})
 
     def __init__(self, run: Run, info: MixtureInfo, computing: Computing):
         """`info`: of the mixture that they belong to."""

@@ -92,7 +92,11 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
         assert isinstance(network, torch.nn.Module)
         return network
 
-    experts = OffloadedToHost(load, present, computing.device, computing.resident)
+    here = {
+        position: networks.packed[each] for position, each in enumerate(experts_K) if each and each in networks.packed
+    }
+    experts = OffloadedToHost(load, present, computing.device, computing.resident, here)
+    networks.packed = {each: experts.packed[position] for position, each in enumerate(experts_K) if each is not None}
     router = None if version.router is None else networks.of(version.router)
     cost_K = networks.cost_K()
     multiplexer = Multiplexer(experts, router, computing.max_rows, clusters=info.clusters, cost_K=cost_K)

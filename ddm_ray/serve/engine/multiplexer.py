@@ -13,6 +13,7 @@ from torch import Tensor
 from ddm_ray.errors import DDMError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
+from ddm_ray.sampling.packed_weights import PackedWeights
 from ddm_ray.sampling.request import NetworkCall
 from ddm_ray.serve.engine.batch import Pace
 from ddm_ray.serve.engine.batch_engine import BatchEngine
@@ -64,7 +65,8 @@ class Multiplexer(EngineThread):
         self.of_expert = [engine(np.arange(count) == expert) for expert in range(count)]
         self.mixing = engine(None, cost_K)
         self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
-        speed_of = dict[int | None, Speed]()
+        self._number = {engine.scheduler: number for number, engine in self._engines.items()}
+        speed_of = dict[PackedWeights | None, Speed]()
         for expert, each in enumerate(self.of_expert):
             # Many experts are alike: an engine with few requests knows its speed from those of its form.
             each.scheduler.speed = speed_of.setdefault(experts.form_of(expert), each.scheduler.speed)
@@ -92,8 +94,8 @@ class Multiplexer(EngineThread):
 
     def tick(self) -> bool:
         """Run a velocity of the engine that the swap scheduler chooses; False if no engine has work."""
-        for engine in self._engines.values():
-            engine.leave()
+        for number in self._deadlines():
+            self._engines[number].leave()
         deadlines = self._deadlines()
         if not deadlines:
             return False
@@ -120,9 +122,10 @@ class Multiplexer(EngineThread):
         self._experts.on_fetch = None  # else its memory would stay until the next full garbage collection
 
     def _deadlines(self) -> dict[int, float]:
-        """The earliest of each engine that has work."""
-        deadlines = ((number, engine.deadline) for number, engine in self._engines.items())
-        return {number: deadline for number, deadline in deadlines if deadline is not None}
+        """The earliest of each engine that has work; the others, which may be hundreds, aren't looked at."""
+        with self._changed:
+            latest_first = reversed(self.slots.jobs)
+            return {self._number[scheduler]: job.deadline for scheduler, job in latest_first}
 
     def _fetched(self, expert: int, seconds: float, waited: float) -> None:
         self.slots.swapped(seconds)

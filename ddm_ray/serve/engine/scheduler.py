@@ -110,22 +110,60 @@ class Speed:
 HOPE = 1.2
 """A job that needs, alone, more than so many times its remaining seconds is hopeless; others don't wait for it."""
 
+LOOK_SECONDS = 0.05
+"""Pause between looks for jobs that can't be in time any more."""
+
 SWAPS = 4
 """Swaps for which an engine waits at most until it computes, if other engines have work, too."""
 
 
 @dataclass
 class SharedDevice:
-    """A device that the jobs of several schedulers wait for; a swap to another scheduler's takes `swap_s` seconds."""
+    """A device that the jobs of several schedulers wait for; a swap to another scheduler's takes `swap_s` seconds.
 
-    schedulers: "list[Scheduler]" = field(default_factory=list)
+    `jobs`: all of them with their schedulers, the earliest deadline first. Schedulers without a job cost nothing, since
+    a device may have one for each of hundreds of experts.
+    """
+
+    jobs: "list[tuple[Scheduler, Job]]" = field(default_factory=list)
     swap_s: float = 0.0
+    _looks_at: float = field(default=-math.inf, init=False)
+    _lost: "frozenset[Job]" = field(default=frozenset(), init=False)
 
-    @property
-    def jobs(self) -> "list[tuple[Scheduler, Job]]":
-        """All jobs, with their schedulers, the earliest deadline first."""
-        owned = [(scheduler, job) for scheduler in self.schedulers for job in scheduler.jobs]
-        return sorted(owned, key=lambda pair: pair[1].deadline)
+    def add(self, scheduler: "Scheduler", job: Job) -> None:
+        """Add a job that its scheduler has admitted."""
+        bisect.insort(self.jobs, (scheduler, job), key=_deadline_of_owned)
+
+    def remove(self, scheduler: "Scheduler", job: Job) -> None:
+        """Forget a job that its scheduler has dropped."""
+        self.jobs.remove((scheduler, job))
+
+    def wait_s(self, *others: "Scheduler") -> float:
+        """Seconds for which a scheduler waits for its turn, if those with jobs and `others` take turns."""
+        return self.swap_s * (1 if len({*others, *(owner for owner, _ in self.jobs)}) == 1 else SWAPS)
+
+    def lost(self, now: float) -> "frozenset[Job]":
+        """Jobs that were to be given up at the last look: one for all schedulers, every LOOK_SECONDS."""
+        if now >= self._looks_at:
+            self._looks_at, self._lost = now + LOOK_SECONDS, frozenset(self.to_give_up(now))
+        return self._lost
+
+    def to_give_up(self, now: float) -> list[Job]:
+        """Jobs to give up, so that most others are in time: the largest until a missed deadline (Moore 1968).
+
+        They are found by what velocities of each scheduler took lately.
+        """
+        given_up, kept = list[Job](), list[tuple[Scheduler, Job]]()
+        due = Load((), self.wait_s(), lately=True)
+        for owner, job in self.jobs if len(self.jobs) > 1 else ():  # a job alone is tried until its deadline
+            kept.append((owner, job))
+            due.add(owner, job)
+            while kept and due.seconds > job.deadline - now:
+                largest = max(kept, key=lambda owned: owned[1].work)
+                kept.remove(largest)
+                due = Load(kept, due.wait_s, lately=True)
+                given_up.append(largest[1])
+        return given_up
 
 
 class Scheduler:
@@ -149,8 +187,7 @@ class Scheduler:
         self.max_rows, self.max_waiting_rows, self._margin = max_rows, max_waiting_rows, margin
         self.speed = Speed()
         self._jobs: list[Job] = []
-        self._device = SharedDevice() if device is None else device
-        self._device.schedulers.append(self)
+        self.device = SharedDevice() if device is None else device
 
     @property
     def jobs(self) -> Sequence[Job]:
@@ -169,16 +206,17 @@ class Scheduler:
         """
         self._require_time(job, now)
         bisect.insort(self._jobs, job, key=_deadline)
+        self.device.add(self, job)
 
     def _require_time(self, job: Job, now: float) -> None:
-        jobs, most = self._device.jobs, self.max_waiting_rows
+        jobs, most = self.device.jobs, self.max_waiting_rows
         if not jobs:
             return
-        wait = self._wait_s(jobs)
+        wait = self.device.wait_s(self)
         rows = sum(other.rows for _, other in jobs)
         if rows + job.rows > most:
             raise OverloadedError(f"{rows} images are being made or wait, of {most} at most", Load(jobs, wait).seconds)
-        position = bisect.bisect_right(jobs, job.deadline, key=lambda owned: _deadline(owned[1]))
+        position = bisect.bisect_right(jobs, job.deadline, key=_deadline_of_owned)
         due, with_it = Load(jobs[:position], wait), Load([*jobs[:position], (self, job)], wait)
         own = [other for owner, other in jobs[:position] if owner is self]
         alone = 0.0 if self._can_share(own, job, now) else job.velocities * self.speed.seconds(job.rows_each)
@@ -200,27 +238,6 @@ class Scheduler:
         rows, rows_each = sum(each.rows for each in (*before, job)), sum(each.rows_each for each in (*before, job))
         seconds = self.speed.seconds(rows_each * min(1.0, self.max_rows / rows))
         return all(seconds <= self._slowest(each, now) for each in before)
-
-    def to_give_up(self, now: float) -> list[Job]:
-        """Jobs to give up, so that most others are in time: the largest until a missed deadline (Moore 1968).
-
-        All schedulers of a device find the same ones, by what velocities of each took lately; each gives up its own.
-        """
-        jobs, given_up = self._device.jobs, list[Job]()
-        kept, due = list[tuple[Scheduler, Job]](), Load((), self._wait_s(jobs), lately=True)
-        for owner, job in jobs if len(jobs) > 1 else ():  # a job alone is tried until its deadline
-            kept.append((owner, job))
-            due.add(owner, job)
-            while kept and due.seconds > job.deadline - now:
-                largest = max(kept, key=lambda owned: owned[1].work)
-                kept.remove(largest)
-                due = Load(kept, due.wait_s, lately=True)
-                given_up += [largest[1]] if largest[0] is self else []
-        return given_up
-
-    def _wait_s(self, jobs: "Sequence[tuple[Scheduler, Job]]") -> float:
-        alone = {owner for owner, _ in jobs} == {self}
-        return self._device.swap_s * (1 if alone else SWAPS)
 
     def _slowest(self, job: Job, now: float) -> float:
         """Seconds that a velocity of the job's batch may take: more might make it late, unless it is hopeless."""
@@ -244,9 +261,15 @@ class Scheduler:
         """Jobs after their deadline."""
         return self._jobs[: bisect.bisect_right(self._jobs, now, key=_deadline)]
 
+    def lost(self, now: float) -> list[Job]:
+        """Jobs of this scheduler to give up: see `SharedDevice.lost`."""
+        lost = self.device.lost(now)
+        return [job for job in self._jobs if job in lost] if lost else []
+
     def drop(self, job: Job) -> None:
         """Forget a job that is done, late or cancelled."""
         self._jobs.remove(job)
+        self.device.remove(self, job)
 
     def seconds(self, jobs: "JobSum") -> float:
         """Seconds until all of these are done, in batches as full as possible."""
@@ -300,3 +323,7 @@ class Load:
 
 def _deadline(job: Job) -> float:
     return job.deadline
+
+
+def _deadline_of_owned(owned: tuple[Scheduler, Job]) -> float:
+    return owned[1].deadline

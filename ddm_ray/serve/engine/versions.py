@@ -90,6 +90,12 @@ class Versions:
     def _complete(self) -> bool:
         return all(weights and weights[0].final for weights in map(self._published.get, self._jobs))
 
+    def _may_change(self, job: Artifact) -> bool:
+        """False for a job that has ended with sound weights: of hundreds of them no look reads a manifest again."""
+        weights = self._published.get(job)
+        sound = weights and weights[0].final and weights[0] not in self._refused
+        return not sound or self._run.by_hand(job)  # another manifest may be accepted in place of one
+
     def newest(self) -> Version:
         """The version to serve now. Raises ServeError if no expert has weights, ConfigError for a pin that can't be
         met, DriftError or CorruptArtifact for jobs with results that don't fit the run.
@@ -99,7 +105,7 @@ class Versions:
         if unknown := pins.keys() - set(names):
             raise ConfigError(f"pin_file {self._pin_file}: {min(unknown)[:60]!r} isn't one of {', '.join(names)}")
         if not self._complete:
-            self._published = published(self._run, self._jobs)
+            self._published |= published(self._run, filter(self._may_change, self._jobs))
         chosen = {job: self._chosen(job, pins.get(network_name(job))) for job in self._jobs}
         experts = tuple(chosen[expert] for expert in self.experts)
         if not any(experts):

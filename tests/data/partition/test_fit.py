@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from ddm_ray.data.append import append
 from ddm_ray.data.partition.report import report
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.schema import embeddings, trains
 from ddm_ray.jobs.attempts import claim
-from ddm_ray.jobs.extend import extend
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROWS
 from ddm_ray.run.info import ReportInfo
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
 from tests.data.appended import assert_fits, make_base, make_data, write_digits
 from tests.data.rows import read_artifact
+from tests.derived import append, extend
 from tests.random_run import publish_models
 from tests.run.artifacts import save_state
 
@@ -59,7 +58,7 @@ def test_rows_of_any_generation_are_beside_those_that_clusters_were_made_of(tmp_
     lose_parts(first)
     for job in first.experts:
         save_state(claim(first.store, job), 20, first.identity(job), {"rank-000/a": b"state"}, keep=2)
-    longer = extend(first, {"expert": 30}).run  # which has the report of the one that it extends
+    longer = extend(first, "expert.train.steps=30")  # which has the report of the one that it extends
     publish_models(longer)
     write_digits(tmp_path / "photos", range(260, 320))
     second = append(longer, STEPS).run

@@ -11,7 +11,7 @@ from ddm_ray.data.partition.made_files import FOLDER, MadeFile, MadeFiles
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.data.partition.tally import Tally
 from ddm_ray.data.schema import TRAIN
-from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.graph import PARTITION, ROWS, shard
 from ddm_ray.run.manifest import FileRecord
 from ddm_ray.run.run import Run
 from tests.data.groups import FOUR, rows, run_of
@@ -35,14 +35,16 @@ def write(run: Run, plan: FilePlan, place: int) -> MadeFile:
     table = rows(num_rows=place + 1).table(run.config)
     tally.add(table)
     data = bytes([place]) * (100 + place)
-    run.store.write(f"{shard(file.cluster)}/{file.name(run.generation)}", data)
+    run.store.write(f"{shard(file.cluster)}/{file.name(run.config.changes.generation)}", data)
     made = MadeFile(file, FileRecord.of(data), table.num_rows, tally)
     made_files(run).put(made)
     return made
 
 
 def made_files(run: Run, centroids: str = CENTROIDS, file_bytes: int = FILE_BYTES) -> MadeFiles:
-    expected = {cluster: ExpectedShard(run, cluster, centroids, run.identity(PARTITION)) for cluster in range(4)}
+    expected = {
+        cluster: ExpectedShard(run, cluster, centroids, run.identity(PARTITION), (run, ROWS)) for cluster in range(4)
+    }
     return MadeFiles(run, expected, file_bytes)
 
 
@@ -78,7 +80,7 @@ def test_records_of_another_partition_do_not_count(what: str, run: Run, plan: Fi
 def test_damage_has_a_file_made_again(damage: str, run: Run, plan: FilePlan) -> None:
     made, other = write(run, plan, 0), write(run, plan, 2)
     [key, _] = (f"{FOLDER}/{name}" for name in run.store.sizes(FOLDER))
-    file = f"{shard(made.file.cluster)}/{made.file.name(run.generation)}"
+    file = f"{shard(made.file.cluster)}/{made.file.name(run.config.changes.generation)}"
     assert made.file.split == TRAIN and "000000-train-000000" in key
     data = run.store.read(key)
     if damage == "torn record":

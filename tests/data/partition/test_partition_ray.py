@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
-from ddm_ray.data.partition import ray_data, stage
+from ddm_ray.data.partition import groups, ray_data, stage
 from ddm_ray.data.partition.ray_data import RayPasses, require_room
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.sharded.ray_data import errors_of_ray
@@ -31,11 +31,11 @@ BALANCED = (*FOUR, "partition.max_share=0.3")
 
 DRIVER = """
 import os, signal, sys, ray
-from ddm_ray.data.partition import stage
+from ddm_ray.data.partition import groups, stage
 from ddm_ray.data.partition.ray_data import RayPasses
 from ddm_ray.run.run import Run
 _, address, url, deadly, file_bytes = sys.argv
-stage.FILE_BYTES = int(file_bytes)
+groups.FILE_BYTES = int(file_bytes)
 def tell(fraction, note):
     if deadly in note:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -47,11 +47,11 @@ stage.partition(Run.open(url), tell, execute=RayPasses())
 NODE_DIES = """
 import json, os, signal, sys, ray
 from ray.cluster_utils import Cluster
-from ddm_ray.data.partition import stage
+from ddm_ray.data.partition import groups, stage
 from ddm_ray.data.partition.ray_data import RayPasses
 from ddm_ray.run.run import Run
 _, url, file_bytes = sys.argv
-stage.FILE_BYTES = int(file_bytes)
+groups.FILE_BYTES = int(file_bytes)
 quick = {"health_check_period_ms": 500, "health_check_timeout_ms": 30000, "health_check_failure_threshold": 3}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": quick})
 ray.init(address=cluster.address, log_to_driver=False)  # while there is one node: a driver dies with its own
@@ -83,7 +83,7 @@ def start(script: str, *arguments: object, **environment: str) -> subprocess.Pop
 
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "FILE_BYTES", FILE_BYTES)
+    monkeypatch.setattr(groups, "FILE_BYTES", FILE_BYTES)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ddm_ray.data.partition import stage
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.partition.state import ExpectedShard
 from ddm_ray.errors import DataError
-from ddm_ray.run.graph import CENTROIDS, PARTITION, owner_rows, shard
+from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, owner_rows, shard
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
 from tests.conftest import ROOT
@@ -86,7 +86,7 @@ def test_other_centroids_of_a_rival_count_if_they_were_first(parted, tmp_path, m
 
 def test_a_shard_is_invalidated_only_if_it_does_not_count(parted, tmp_path, monkeypatch):
     run = copy_of(parted, tmp_path / "run")
-    expected = ExpectedShard(run, 0, run.require(CENTROIDS).digest, run.identity(shard(0)))
+    expected = ExpectedShard(run, 0, run.require(CENTROIDS).digest, run.identity(shard(0)), (run, ROWS))
     expected.invalidate()
     assert run.finished(shard(0))
     # Committed by a concurrent writer right after the look.

@@ -108,7 +108,10 @@ def write(
         for split, counts_K in counts.items():
             counts_K += np.bincount(cluster_N[(split_N == split) & (cluster_N >= 0)], minlength=num_clusters)
     clusters = list(range(num_clusters)) if clusters is None else clusters
-    expected = {cluster: ExpectedShard(run, cluster, "c" * 16, run.identity(shard(cluster))) for cluster in clusters}
+    expected = {
+        cluster: ExpectedShard(run, cluster, "c" * 16, run.identity(shard(cluster)), (run, ROWS))
+        for cluster in clusters
+    }
     for each in expected.values():
         each.invalidate()
     plan, reader = FilePlan(run.config.data, counts[TRAIN], counts[HELDOUT], clusters, file_bytes), made_by(run, parts)

@@ -13,8 +13,10 @@ from torch import Tensor
 from ddm_ray.errors import ServeError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.device_slots import DeviceSlot
+from ddm_ray.sampling.packed_weights import PackedWeights
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.trajectory import start
+from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.engine.multiplexer import Multiplexer
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError
@@ -126,9 +128,9 @@ def test_a_velocity_on_a_gpu_waits_for_nothing_whoever_computes(strategy: str) -
 def test_a_fetch_that_fails_ends_those_that_need_that_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     engines, fetch = multiplexer(), DeviceSlot.fetch
     asked = [one(seed) for seed in range(20)] + [one(seed, "full") for seed in range(20, 22)]
-    broken = engines._experts._blocks[2]
+    broken = engines._experts.packed[2].block
 
-    def failing(place: DeviceSlot, form: int, source: Tensor) -> object:
+    def failing(place: DeviceSlot, form: PackedWeights, source: Tensor) -> object:
         if source is broken:
             raise RuntimeError("CUDA error")
         return fetch(place, form, source)
@@ -184,6 +186,17 @@ def test_whose_time_is_over_or_who_has_gone_leaves_though_others_have_their_turn
     with pytest.raises(DeadlineError, match="out of time, 100 velocities before the end"):
         late.result(0)
     assert engines.of_expert[3].scheduler.rows == 0 and not any(future.done() for future in stays)
+
+
+def test_engines_without_work_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be hundreds of them, beside the few that have some."""
+    left, leave = list[BatchEngine](), BatchEngine.leave
+    monkeypatch.setattr(BatchEngine, "leave", lambda engine: left.append(engine) or leave(engine))
+    engines = multiplexer()
+    futures = [engines.of_expert[expert].submit(start(one(expert, "oracle"), INFO), 1e9) for expert in range(2)]
+    run(engines)
+    assert all(future.done() for future in futures) and set(left) == set(engines.of_expert[:2])
+    assert not engines.tick() and engines.slots.jobs == []
 
 
 def test_more_than_all_engines_can_do_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddm_ray.serve.engine.scheduler import Job, OverloadedError, Scheduler, SharedDevice, Speed
+from ddm_ray.serve.engine.scheduler import LOOK_SECONDS, Job, OverloadedError, Scheduler, SharedDevice, Speed
 
 
 def scheduler(seconds_a_row: float = 0.01, fixed: float = 0.0, **others: object) -> Scheduler:
@@ -202,7 +202,7 @@ def test_as_few_as_can_be_are_given_up(asked: list[tuple[int, float]]) -> None:
     for _ in range(200):
         made.speed.ran(1, 0.01)
     jobs, each = list(made.jobs), made.speed.seconds(1)
-    lost = made.to_give_up(0.0)
+    lost = made.device.to_give_up(0.0)
     assert len(jobs) > 1 or not lost
 
     def in_time(some: Sequence[Job]) -> bool:
@@ -220,8 +220,24 @@ def test_one_of_two_schedulers_of_a_device_gives_up_what_cannot_be_in_time() -> 
     small, large = job(20.0, velocities=100), job(20.0, velocities=200)
     usual.admit(small, 0.0)
     quicker.admit(large, 0.0)
-    assert (usual.to_give_up(18.0), quicker.to_give_up(18.0)) == ([], [])  # 1 s and 0.8 s lately
-    assert (usual.to_give_up(18.5), quicker.to_give_up(18.5)) == ([], [large])
+    assert device.to_give_up(18.0) == []  # 1 s and 0.8 s lately
+    assert device.to_give_up(18.5) == [large]
+    assert (usual.lost(18.5), quicker.lost(18.5)) == ([], [large])
+
+
+def test_a_device_is_looked_at_once_for_all_its_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = [], SharedDevice.to_give_up
+    monkeypatch.setattr(SharedDevice, "to_give_up", lambda device, now: looks.append(now) or look(device, now))
+    device = SharedDevice()
+    made = [scheduler(device=device) for _ in range(256)]
+    jobs = [job(1e6) for _ in made]
+    for owner, own in zip(made[:32], jobs, strict=False):
+        owner.admit(own, 0.0)
+    for now in (0.0, LOOK_SECONDS / 2, LOOK_SECONDS):
+        assert not any(owner.lost(now) for owner in made)
+    assert looks == [0.0, LOOK_SECONDS]
+    made[0].drop(jobs[0])
+    assert [own for _, own in device.jobs] == jobs[1:32]
 
 
 @pytest.mark.parametrize(("slower", "least"), [(1.0, 0.9), (3.0, 0.75)], ids=["steady", "three times as slow"])
@@ -240,7 +256,7 @@ def test_five_times_what_can_be_met_costs_no_capacity(fixed: float, each: float,
         for lost in made.late(now):
             made.drop(lost)
             late += 1
-        for lost in made.to_give_up(now):
+        for lost in made.device.to_give_up(now):
             made.drop(lost)
             given_up += 1
         batch = made.batch(now)

@@ -22,11 +22,12 @@ from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import mixture_info
 from ddm_ray.serve.engine.computing import Computing, Networks
 from ddm_ray.serve.engine.live_sampler import LiveSampler, follow
-from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine
+from ddm_ray.serve.engine.local_runner import LocalRunner, local_engine, multiplexed_engines
 from ddm_ray.serve.engine.segments import Sampled, SegmentSampler
 from ddm_ray.serve.engine.versions import Version, Versions
 from tests.published import publish_weights
 from tests.serve.conftest import milestone, unfinished
+from tests.store_meter import StoreMeter
 
 pytestmark = pytest.mark.contract
 
@@ -67,6 +68,34 @@ def test_the_newest_weights_of_each_network_are_served(run: Run) -> None:
         "router": {"step": 300, "final": True},
     }
     assert not Versions(run).settled
+
+
+def test_a_look_reads_nothing_of_jobs_that_have_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many experts most may have, long before the last does."""
+    versions = Versions(run)
+    assert versions.newest().experts[1] is None
+    meter = StoreMeter(monkeypatch)
+    assert versions.newest().experts[1] is None
+    assert meter.requests == {"list": 1} and not any(FIRST in name for name in meter.listed)
+    newer = milestone(run, SECOND, 20)
+    assert versions.newest().experts[1] == newer
+
+
+def test_ended_weights_that_could_not_be_served_are_served_once_they_are_mended(run: Run) -> None:
+    weights, networks, versions = Weights.finished(run, FIRST), networks_of(run), Versions(run)
+    milestone(run, SECOND, 20)
+    key = f"{FIRST}/{weights.prefix}/ema.safetensors"
+    sound = run.store.read(key)
+    damage(run, weights)
+
+    def look() -> Version:
+        return asyncio.run(versions.loadable(lambda *parts: load_all(networks, *parts)))
+
+    assert look().experts[0] is None
+    run.store.write(key, sound)
+    mended = milestone(run, FIRST, 310)
+    run.store.delete_one(f"{FIRST}/{NAME}")  # its training goes on, to another end
+    assert look().experts[0] == mended
 
 
 def test_of_one_step_the_later_attempts_weights_count(run: Run) -> None:
@@ -163,8 +192,29 @@ def test_weights_of_another_configuration_arent_served(run: Run, tmp_path: Path)
     parts = {"ema.safetensors": b"", "model.json": b"{}"}
     publish_weights(claim(run.store, SECOND), 20, changed, parts)
     assert run.store.exists(key) and loadable(Versions(run), run).experts[1] == weights
-    with pytest.raises(DriftError, match="shift"):
+    with pytest.raises(DriftError, match=r"flow\.shift"):
         Weights(SECOND, chosen(run).experts[1].prefix, 20, final=False).read(run, {"model.json": 2**20})
+
+
+def test_of_a_newer_version_only_the_experts_that_differ_come_to_host_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each publication of one of hundreds would read all of them again, and hold them twice."""
+    info, networks = mixture_info(run), Networks(run, mixture_info(run), Computing(max_rows=8, resident=2))
+    milestone(run, SECOND, 10)
+    multiplexed_engines(info, chosen(run), networks, run.config.data).close()
+    before, newer = networks.packed, milestone(run, SECOND, 20, 1.5)
+    newest, meter = chosen(run), StoreMeter(monkeypatch)
+    engines = multiplexed_engines(info, newest, networks, run.config.data)
+    try:
+        assert meter.requests == {"get": 4}  # its manifest, that of its shard, and two files
+        assert networks.packed.keys() == set(newest.experts) and newer in newest.experts
+        assert networks.packed[newest.experts[0]] is before[newest.experts[0]]
+        of_expert = [LocalRunner(engine) for engine in engines.of_expert]
+        images = asyncio.run(SegmentSampler(info, of_expert, LocalRunner(engines.mixing)).sample(REQUEST)).result
+        assert torch.allclose(images.images_BCHW, sampled(run, newest), atol=1e-5)
+    finally:
+        engines.close()
 
 
 def sampled(run: Run, version: Version, request: SampleRequest = REQUEST) -> Tensor:

@@ -1,0 +1,185 @@
+"""Deriving a run from another one, as `ddm init --from` does: what becomes of each artifact, and the new run."""
+
+from typing import TYPE_CHECKING
+
+from ddm_ray.cli.command import progress, say, waiting, warn
+from ddm_ray.cli.fixes import command, ddm_line
+from ddm_ray.cli.init import begin_with_weights
+from ddm_ray.errors import ConfigError
+from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, Artifact, needed_of, wanted_of
+from ddm_ray.spelling import amount, numbers_in_words, some
+
+if TYPE_CHECKING:
+    from ddm_ray.config.changes import Changes
+    from ddm_ray.data.prepare.new_files import NewFiles
+    from ddm_ray.jobs.derive import Derivation
+    from ddm_ray.run.run import Run
+
+BESIDE = ("beginning", "centroids", "report", "replay", "reference")
+"""Kinds of artifacts that follow from others, and that aren't named."""
+
+
+def derive(
+    run_url: str,
+    base_url: str,
+    settings: tuple[str, ...],
+    unseen: bool,
+    appended: str | None,
+    added: tuple[str, ...],
+    clusters: tuple[int, ...],
+    begin_from: int | None,
+    drop: tuple[int, ...],
+    split: tuple[int, ...],
+    retrain: tuple[int, ...],
+    copied: bool,
+    dry_run: bool,
+) -> None:
+    """Derive a run: show what it keeps, continues and trains again, and create it. See the options of `ddm init`."""
+    from ddm_ray.config.derive import ChangeRequest
+    from ddm_ray.data.append import appended as record_of
+    from ddm_ray.data.append import look_for_new
+    from ddm_ray.data.sources import absolute_name
+    from ddm_ray.jobs.derive import plan_derivation
+    from ddm_ray.run.run import Run
+
+    base = Run.open(base_url)
+    if clusters and len(clusters) != len(added):
+        raise ConfigError(f"--clusters is given {len(clusters)} times, and --add {len(added)} times")
+    if copied and (added or split or appended is not None):
+        raise ConfigError(
+            "--copy: images that join, and clusters that split, need RUN1 until they are partitioned; derive the run"
+            f" without it, and then copy it whole: {ddm_line('copy', run_url, 'DST')}"
+        )
+    new = None
+    if appended is not None:
+        with waiting("looking for new files"):
+            new = look_for_new(base, appended or None)
+        _tell_of(new)
+    request = ChangeRequest(
+        settings,
+        record_of(new) if new else None,
+        tuple(zip(map(absolute_name, added), clusters or [1] * len(added), strict=True)),
+        begin_from,
+        drop,
+        split,
+        retrain,
+    )
+    with waiting("comparing the runs"):
+        planned = plan_derivation(base, request)
+    show(planned)
+    if not dry_run:
+        _create(run_url, planned, new, copied)
+
+
+def _tell_of(new: "NewFiles") -> None:
+    say(f"{len(new.files):,} new files in {new.plan.source}")
+    if new.changed:
+        warn(f"{len(new.changed):,} files have changed and stay as they were prepared: {some(new.changed)}")
+    if new.elsewhere:
+        warn(
+            f"{len(new.elsewhere):,} files have the paths of earlier ones from another source, are taken for these, and"
+            f" left out: {some(new.elsewhere)}; put others into a folder of another name"
+        )
+    if new.gone:
+        say(f"{len(new.gone):,} files are gone, and their rows stay: {some(new.gone)}")
+
+
+def _create(run_url: str, planned: "Derivation", new: "NewFiles | None", copied: bool) -> None:
+    """Create the run, and make at once what only follows from records: the partition when clusters leave."""
+    from ddm_ray.data.append import plan_rows
+    from ddm_ray.jobs.copying import copy_kept
+    from ddm_ray.jobs.derive import begin_derived
+    from ddm_ray.run.run import Run
+    from ddm_ray.sampling.initial_weights import require_initial_weights
+
+    run, noted = begin_derived(run_url, planned, require_initial_weights, begin_with_weights, copied)
+    if not noted:
+        warn(f"{planned.base.url} can't be written: `ddm tidy` there won't know that this run needs its states")
+    if new:
+        plan_rows(run, new)
+    if planned.only_drops:
+        from ddm_ray.data.partition.stage import partition
+        from ddm_ray.sampling.kept_router import keep_router
+
+        partition(run)
+        keep_router(run)
+    if copied:
+        with progress(run.url, "copy") as report:
+            copy_kept(run, report)
+        run = Run.open(run.url)
+    say(f"run {run.config.name!r} at {run.url}")
+    say(f"next: {_next(run, run_url)}")
+
+
+def _next(run: "Run", run_url: str) -> str:
+    """The first command that makes what is missing; one that samples if nothing is."""
+    from ddm_ray.cli.fixes import next_of
+
+    for artifact in (*needed_of(run.config, "rows"), PARTITION):
+        if not run.manifest(artifact):
+            return ddm_line("prepare" if artifact.kind == "rows" else "partition", run_url)
+    missing = [each for each in wanted_of(run.config) if not run.manifest(each)]
+    if len(missing) > 1 and not run.config.partition.given:
+        return ddm_line("train", run_url, "all")
+    return next_of(run, run_url) or command(run_url, missing[0]) if missing else ddm_line("sample", run_url)
+
+
+def show(planned: "Derivation") -> None:
+    """Print what becomes of the base's artifacts, what the clusters are, and what trainings cost."""
+    for line in changes_in_words(planned.config.changes):
+        say(line)
+    needed = {*wanted_of(planned.config)}
+    kept = [each for each in planned.of("kept") if each.kind not in BESIDE]
+    say(f"kept       {_named(kept) or 'nothing'}")
+    for artifact in planned.of("continued"):
+        say(f"continued  {_named([artifact])}, from step {planned.fates[artifact].step:,}")
+    made = [each for each in planned.of("new") if not each.trains and each.kind not in BESIDE]
+    if made:
+        say(f"made       {_named(made)}")
+    trained = [each for each in planned.of("new") if each in needed and not (each == ROUTER and planned.only_drops)]
+    if trained:
+        say(f"trained    {_named(trained)}")
+    others = [each for each in planned.of("new") if each.trains and each not in needed]
+    if others:
+        say(f"if asked   {_named(others)}")
+    flops, all_flops = cost(planned, [*planned.of("continued"), *trained]), cost(planned, list(needed), from_start=True)
+    if all_flops:
+        say(f"trainings take {amount(flops, 'FLOP')}, {flops / all_flops:.0%} of what all of them take from the start")
+
+
+def cost(planned: "Derivation", artifacts: list[Artifact], from_start: bool = False) -> int:
+    """FLOPs of training these artifacts, from the steps that are done on; `from_start`: as if none were done."""
+    from ddm_ray.run.run import Run
+    from ddm_ray.store.store import Store
+    from ddm_ray.train.job import train_job
+
+    run, flops = Run(Store(planned.base.url), planned.config), 0
+    for artifact in artifacts:
+        job = train_job(run, artifact)
+        done = 0 if from_start else planned.fates[artifact].step
+        flops += job.training_flops(job.train.steps) - (job.training_flops(done) if done else 0)
+    return flops
+
+
+def changes_in_words(changes: "Changes") -> list[str]:
+    """A line for each change of the clusters."""
+    lines = [f"cluster {numbers_in_words(each.clusters)} joins: images of {each.source}" for each in changes.joined]
+    lines += [
+        f"cluster {parent} splits into {numbers_in_words(children)}" for parent, children in changes.split.items()
+    ]
+    if changes.dropped:
+        lines.append(f"cluster {numbers_in_words(changes.dropped)} leaves")
+    if changes.appended:
+        lines.append(f"{changes.appended.files:,} new files of {changes.appended.source} join the clusters")
+    return lines
+
+
+def _named(artifacts: list[Artifact]) -> str:
+    """Artifacts as people name them; those of clusters by ranges of their numbers."""
+    words = list[str]()
+    for kind in dict.fromkeys(each.kind for each in artifacts):
+        members = [each for each in artifacts if each.kind == kind]
+        numbers = [each.cluster for each in members if each.cluster is not None]
+        words += [f"{kind} {numbers_in_words(numbers)}"] if numbers else [str(each) for each in members if each != ROWS]
+        words += ["rows"] if ROWS in members else []
+    return ", ".join(words)
