@@ -269,6 +269,7 @@ class DDMPipeline:
             result.num_expert_rows,
             result.num_router_rows,
             latent=output_type == "latent",
+            clusters=result.clusters,
         )
 
     def _require_output(self, output_type: str) -> None:

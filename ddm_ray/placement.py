@@ -206,6 +206,11 @@ class _Site(StrictModel):
     price_per_hour: float | None = Field(
         default=None, ge=0, description="of all its workers together, in any currency; for plans"
     )
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="GiB that one worker has, of its GPU or of a machine: it takes no model that needs more; for plans",
+    )
 
     @field_validator("address")
     @classmethod
@@ -246,12 +251,17 @@ class Island(_Site):
         own = os.environ.get("RAY_ADDRESS") if submitted_job() is not None else None
         return (own, None) if own else (self.address, self.token_file)
 
+    @property
+    def memory(self) -> float | None:
+        """Bytes of memory that one worker has; None if the file doesn't say."""
+        return None if self.memory_gib is None else self.memory_gib * 2**30
+
     def to_json(self) -> str:
         """The fields of islands.yaml that a job on this island needs, as JSON without defaults.
 
         Address and token are left out, since the job runs on the island itself.
         """
-        site = self.model_dump(include={"price_per_hour"}, exclude_defaults=True)
+        site = self.model_dump(include={"price_per_hour", "memory_gib"}, exclude_defaults=True)
         prepare = self.prepare.model_dump(exclude_defaults=True)
         return json.dumps(site | prepare | self.train.model_dump(exclude_defaults=True), sort_keys=True)
 

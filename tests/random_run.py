@@ -1,6 +1,7 @@
 """A finished run in the real layout whose models were never trained: for whatever only reads a run."""
 
 from collections.abc import Callable
+from functools import partial
 from string import ascii_lowercase
 from typing import Any
 
@@ -32,9 +33,8 @@ from ddm_ray.data.schema import (
 from ddm_ray.data.texts import null_text_bytes
 from ddm_ray.jobs.attempts import claim
 from ddm_ray.models import weights
-from ddm_ray.models.dit import DiT
 from ddm_ray.models.flops import training_flops_per_row
-from ddm_ray.models.router import Router
+from ddm_ray.models.spec import router_spec, spec_of
 from ddm_ray.run.graph import CENTROIDS, MONOLITH, PARTITION, REPORT, ROUTER, ROWS, Artifact, shard
 from ddm_ray.run.manifest import NAME, Manifest, sha256
 from ddm_ray.run.run import Run
@@ -132,19 +132,13 @@ def make_run(
 
 def publish_models(run: Run, spread: float = 0.05) -> None:
     """Experts, router and monolith of a partitioned run as if trained; see `make_run`."""
-    data, num_clusters = run.config.data, run.config.partition.num_clusters
-    shape = {"image_size": data.image_size, "channels": data.channels, "num_classes": data.num_classes}
-    denoisers = [*run.experts, MONOLITH]
-    for number, artifact in enumerate(denoisers):
-        model = _perturbed(lambda: DiT(**shape, **run.config.expert.model.model_dump()), number, spread)
-        train = (run.config.monolith if artifact == MONOLITH else run.config.expert).train
-        publish(run, artifact, model, train.steps, train.batch)
-    router = _perturbed(
-        lambda: Router(num_experts=num_clusters, **shape, **run.config.router.model.model_dump()),
-        1000,
-        spread,
-    )
-    publish(run, ROUTER, router, run.config.router.train.steps, run.config.router.train.batch)
+    config = run.config
+    for number, artifact in enumerate([*run.experts, MONOLITH]):
+        spec = spec_of(config, artifact.kind, artifact.cluster)
+        train = (config.monolith if artifact.cluster is None else config.expert_of(artifact.cluster)).train
+        publish(run, artifact, _perturbed(partial(weights.build, spec), number, spread), train.steps, train.batch)
+    router = _perturbed(partial(weights.build, router_spec(config)), 1000, spread)
+    publish(run, ROUTER, router, config.router.train.steps, config.router.train.batch)
 
 
 def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: int) -> None:
@@ -152,7 +146,8 @@ def publish(run: Run, artifact: Artifact, model: nn.Module, steps: int, batch: i
     if run.inherits(artifact):
         return
     attempt = claim(run.store, artifact)
-    tensors, spec = weights.weights_as_bytes(model, weights.spec_of_model(model))
+    asked = spec_of(run.config, artifact.kind, artifact.cluster)
+    tensors, spec = weights.weights_as_bytes(model, {**asked, **weights.spec_of_model(model)})
     files = {"ema.safetensors": tensors, "model.json": spec.encode()}
     prefix, _ = publish_weights(attempt, steps, run.identity(artifact), files)
     text = run.config.data.text
@@ -226,9 +221,9 @@ def write_partition(
     data, num_clusters = run.config.data, run.config.partition.num_clusters
     files = {"centroids.safetensors": safetensors.numpy.save({"coarse_KD": np.zeros((num_clusters, 1), np.float32)})}
     centroids = _commit(run, CENTROIDS, files, {}).digest if run.config.partition.by_kmeans else None
-    infos = []
-    for cluster in range(num_clusters):
-        mine = table.filter(pa.array(cluster_N == cluster))
+    infos, clusters = [], run.config.partition.clusters
+    for position, cluster in enumerate(clusters):
+        mine = table.filter(pa.array(cluster_N == position))
         mine = mine.take(pa.array(np.argsort(shuffle_keys(mine["id"].to_pylist()))))
         parts = {split: mine.filter(pc.equal(mine["split"], split)) for split in (TRAIN, HELDOUT)}
         files = {} if null_text is None else {"null_text.safetensors": null_text}
@@ -256,7 +251,7 @@ def write_partition(
         "rows_heldout_K": [info["rows_heldout"] for info in infos],
         "num_fine": num_clusters,
     }
-    parts_of_it = [shard(cluster) for cluster in range(num_clusters)] + ([CENTROIDS] if centroids else [])
+    parts_of_it = [shard(cluster) for cluster in clusters] + ([CENTROIDS] if centroids else [])
     listed = [f"{artifact.removeprefix(f'{PARTITION}/')}/{NAME}" for artifact in parts_of_it]
     commit_written(run, PARTITION, listed, info_of(PARTITION, **info))
     _commit(run, REPORT, {"report.html": b"<!doctype html>"}, {})

@@ -112,6 +112,10 @@ def test_a_setting_may_name_a_part_that_the_recipe_leaves_out(tmp_path: Path) ->
         (["experts={2: {}}"], "experts.2: there is no such cluster: they are 0 to 1"),
         (["experts={1: {model: {width: -1}}}"], "experts.1: model.width: Input should be greater"),
         (["experts={1: {flow: {path: cosine}}}"], "experts.1.model.analytic_skip is for the velocity of the linear"),
+        (
+            ["expert.train.init_from={source: x, network: monolith}", "experts={1: {model: {width: 16}}}"],
+            "experts.1: another network than expert.model can't begin with expert.train.init_from",
+        ),
         (["partition.numbers=[3, 1]"], "partition: numbers: must ascend"),
         (["partition.numbers=[3]"], "partition: numbers: are 1, and num_clusters is 2"),
         (["partition.num_clusters=1025"], "partition.num_clusters: Input should be less than or equal to 1024"),

@@ -108,6 +108,11 @@ def test_guidance_without_dropped_conditions_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sample.guidance_scale \(2.0\) needs a null condition"):
         load_recipe("tiny", settings)
     assert load_recipe("tiny", settings[:1]).sample.guidance_scale == 1
+    one = "experts={1: {train: {condition_dropout: 0}}}"
+    taught = ("student.train={steps: 3, batch: 4, condition_dropout: 0}", "student.guidance_scale=1")
+    with pytest.raises(ConfigError, match=r"train with experts\.1\.train.condition_dropout above 0"):
+        load_recipe("tiny", (one, *settings[1:], *taught))
+    assert not load_recipe("tiny", (one, *taught)).experts_know_null
 
 
 def test_photographs_are_mirrored_and_letters_are_not() -> None:

@@ -88,6 +88,14 @@ def test_every_training_that_is_accepted_has_its_rates(schedule: str, steps: int
             ("sample.guidance_scale=3.0", "student.train={steps: 3, batch: 4, condition_dropout: 0}"),
             "student.train.condition_dropout is 0, and sample.guidance_scale 3.0 needs a null condition",
         ),
+        (
+            ("experts={1: {train: {condition_dropout: 0}}}",),
+            "needs teachers that know the null condition: set experts.1.train.condition_dropout above 0",
+        ),
+        (
+            ("student.start=largest", "experts={1: {model: {width: 32}}}"),
+            "student.start largest takes weights of experts that are alike, and experts.1 is another network",
+        ),
         (("student.teacher=sticky",), "student.teacher: 'sticky' holds experts along an image's way"),
         (("student.start=average", "student.model={width: 32, depth: 1, heads: 2}"), "start average takes an expert's"),
     ],

@@ -16,20 +16,20 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 4020,
-    "config": 1900,
+    "cli": 4080,
+    "config": 1930,
     "core": 1880,
-    "data": 9090,
+    "data": 9110,
     "evaluate": 3360,
     "islands": 1960,
     "jobs": 3090,
     "models": 2440,
-    "pictures": 605,
+    "pictures": 612,
     "run": 2075,
-    "sampling": 4650,
-    "serve": 5215,
+    "sampling": 4680,
+    "serve": 5300,
     "store": 1015,
-    "top": 1950,
+    "top": 1975,
     "train": 5470,
     "watch": 600,
 }

@@ -1,12 +1,13 @@
 """A finished run of texts and latents whose models were never trained, with an encoder and an autoencoder to open."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from ddm_ray.models.dit import DiT
-from ddm_ray.models.router import Router
+from ddm_ray.models import weights
+from ddm_ray.models.spec import router_spec, spec_of
 from ddm_ray.run.graph import ROUTER
 from ddm_ray.run.run import Run
 from tests.random_run import make_texts, publish
@@ -29,19 +30,16 @@ def make_text_run(folder: Path, settings: tuple[str, ...] = ()) -> Run:
             *settings,
         ),
     )
-    data, config = run.config.data, run.config
-    shape = {"image_size": data.image_size, "channels": data.channels, "num_classes": None, "text_dim": dim}
     for number, artifact in enumerate(run.experts):
-        publish(run, artifact, made(DiT, number, **shape, **config.expert.model.model_dump()), 3, 4)
-    router = made(Router, 9, num_experts=len(run.experts), **shape, **config.router.model.model_dump())
-    publish(run, ROUTER, router, 3, 8)
+        publish(run, artifact, made(spec_of(run.config, "expert", artifact.cluster), number), 3, 4)
+    publish(run, ROUTER, made(router_spec(run.config), 9), 3, 8)
     return run
 
 
-def made(kind: type[nn.Module], seed: int, **sizes: object) -> nn.Module:
+def made(spec: dict[str, Any], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kind(**sizes)
+        model = weights.build(spec)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))

@@ -8,6 +8,7 @@ from ddm_ray.cli.command import INDEX, MODELS, RUN, OneOf, main, say, trained, w
 from ddm_ray.cli.fixes import phrase
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError
 from ddm_ray.run.graph import Artifact, replay
+from ddm_ray.spelling import numbers_in_words
 
 
 @main.command()
@@ -73,7 +74,7 @@ def accept(run_url: str, model: str | None, index: int | None, every: bool, repl
 
 def _named(run: Any, model: str, index: int | None) -> Artifact:
     if model in MODELS:
-        return trained("accept", model, index, len(run.experts))
-    if index is None or not 0 <= index < len(run.experts):
-        raise ConfigError(f"accept {model}: of which cluster? 0 to {len(run.experts) - 1}")
+        return trained("accept", model, index, run.config.partition.clusters)
+    if index is None or index not in run.config.partition.clusters:
+        raise ConfigError(f"accept {model}: of which cluster? {numbers_in_words(run.config.partition.clusters)}")
     return replay(index)

@@ -5,7 +5,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from importlib import metadata
@@ -21,7 +21,7 @@ from ddm_ray.errors import ConfigError, DDMError, Superseded
 from ddm_ray.exit_codes import EXIT_AGAIN, exit_code
 from ddm_ray.run.graph import EXTRAS, KINDS, Artifact, expert
 from ddm_ray.signals import Ended, signals_end_it
-from ddm_ray.spelling import escape_unprintable, meant
+from ddm_ray.spelling import escape_unprintable, meant, numbers_in_words
 
 RECIPE_HELP = "A shipped recipe (`ddm recipes` lists them), or the path of a .yaml file."
 SET_HELP = "Change a field (`ddm fields` lists them), e.g. --set expert.train.steps=500. May be given many times."
@@ -228,12 +228,13 @@ def main() -> None:
     prepare_ray()
 
 
-def trained(verb: str, model: str, index: int | None, num_experts: int) -> Artifact:
-    """The artifact that MODEL and INDEX name. Raises ConfigError."""
+def trained(verb: str, model: str, index: int | None, clusters: Sequence[int]) -> Artifact:
+    """The artifact that MODEL and INDEX name. `clusters`: the numbers of the run's experts. Raises ConfigError."""
     if (model == "expert") != (index is not None):
-        raise ConfigError(f"{verb} {model}: " + ("which one? e.g. expert 0" if model == "expert" else "takes no INDEX"))
-    if index is not None and not 0 <= index < num_experts:
-        raise ConfigError(f"{verb} expert {index}: this run has experts 0 to {num_experts - 1}")
+        which = f"which one? e.g. expert {clusters[0]}" if model == "expert" else "takes no INDEX"
+        raise ConfigError(f"{verb} {model}: {which}")
+    if index is not None and index not in clusters:
+        raise ConfigError(f"{verb} expert {index}: this run has experts {numbers_in_words(clusters)}")
     return Artifact(model) if index is None else expert(index)
 
 

@@ -33,19 +33,26 @@ def plan(
     """Show what the rest of RUN's training needs, as a table: rows, memory, disk and time.
 
     Times come from trial steps of each model on this machine, with random rows. The start and the last save take more
-    time. Memory with a `>` wasn't measured, and lacks activations. With --islands this machine stands for an island:
+    time. Memory with a `>` wasn't measured, and lacks activations. With --island this machine stands for an island:
     its workers train one model at a time, and its price_per_hour gives prices. Nothing is written to the run.
+
+    With --islands alone, before anything is trained, it proposes for each island the largest expert that its
+    memory_gib allows, as a setting for `ddm init`.
 
     \b
       ddm plan runs/digits
+      ddm plan s3://lab/run7 --islands islands.yaml                      how large each expert may be
       ddm plan s3://lab/run7 --islands islands.yaml --island north       on a machine of north
     """
     from ddm_ray.jobs.status import require_sound
-    from ddm_ray.placement import load_island
+    from ddm_ray.placement import load_island, load_islands
     from ddm_ray.run.graph import wanted_of
     from ddm_ray.run.run import Run
 
-    run, site = Run.open(run_url), load_island(islands, island)
+    run, sites = Run.open(run_url), load_islands(islands) if islands and not (island or as_json) else {}
+    if sites and _propose(run, list(sites.values())) and len(sites) > 1:
+        return
+    site = load_island(islands, island)
     require_sound(run, wanted_of(run.config, extras))
     site = site.model_copy(update={"train": placed(site.train, gpu)})
     if site.train.use_gpu:
@@ -56,6 +63,26 @@ def plan(
         click.echo(json.dumps(asdict(planned), indent=1))
     else:
         _show(planned)
+
+
+def _propose(run: "Run", sites: list[Any]) -> bool:
+    """Print for each island how large an expert it could train, and a setting of that; False if there is none."""
+    from ddm_ray.islands.plan import largest_sizes
+
+    for each in (plans := largest_sizes(run, sites)):
+        if each.free is None:
+            say(f"{each.island}: its memory isn't known: set memory_gib in the islands' file, what one worker has")
+        elif each.size is None:
+            say(f"{each.island}: {amount(each.free)} of memory are too little for any named size")
+        else:
+            what = f"{amount(each.parameters, '')} parameters, {amount(each.memory)} of {amount(each.free)} of memory"
+            say(f"{each.island}: an expert of size {each.size} at most: {what}, without activations")
+    if not (able := [each for each in plans if each.size]):
+        return bool(plans)
+    clusters = enumerate(run.config.partition.clusters)
+    sizes = [f"{cluster}: {{model: {{size: {able[place % len(able)].size}}}}}" for place, cluster in clusters]
+    say(f"a run of such experts begins with: --set 'experts={{{', '.join(sizes)}}}'")
+    return True
 
 
 def outlook(run: "Run", run_url: str) -> None:

@@ -5,7 +5,7 @@ import click
 from ddm_ray.cli.command import main, say
 from ddm_ray.cli.sources import registered
 from ddm_ray.errors import ConfigError
-from ddm_ray.spelling import amount
+from ddm_ray.spelling import amount, numbered
 
 PAGE = """\
 # The configuration of a run, an island and a server
@@ -54,11 +54,13 @@ def show(name: str) -> None:
     click.echo(recipe_text(name).rstrip())
     from ddm_ray.models import weights
     from ddm_ray.models.flops import num_parameters, training_bytes
-    from ddm_ray.models.spec import spec_of
+    from ddm_ray.models.spec import experts_by_network, router_spec
 
     config = load_recipe(name)
-    for kind, number in (("expert", config.partition.num_clusters), ("router", 1)):
-        network = weights.build(spec_of(config, kind), "meta")
+    experts = experts_by_network(config)
+    lines = [(numbered("expert", own) if experts[1:] else "expert", spec, len(own)) for spec, own in experts]
+    for kind, spec, number in [*lines, ("router", router_spec(config), 1)]:
+        network = weights.build(spec, "meta")
         memory = f"{amount(training_bytes(network))} of memory for weights and optimizer as it trains"
         many = f"{number} x " if number > 1 else ""
         say(f"# {kind}: {many}{num_parameters(network):,} parameters, {memory}{' each' if many else ''}")

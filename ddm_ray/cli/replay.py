@@ -10,6 +10,7 @@ import click
 from ddm_ray.cli.command import ADDRESS, ISLAND, ISLANDS, RUN, main, make, say
 from ddm_ray.cli.fixes import ddm_line
 from ddm_ray.errors import ConfigError
+from ddm_ray.spelling import numbers_in_words
 
 
 @main.command()
@@ -41,10 +42,11 @@ def replay(run_url: str, cluster: int | None, islands: str | None, island: str |
 
     run = Run.open(run_url)
     site = load_island(islands, island)
-    if cluster is not None and not 0 <= cluster < len(run.experts):
-        raise ConfigError(f"--cluster {cluster}: this run has clusters 0 to {len(run.experts) - 1}")
+    clusters = run.config.partition.clusters
+    if cluster is not None and cluster not in clusters:
+        raise ConfigError(f"--cluster {cluster}: this run has clusters {numbers_in_words(clusters)}")
     require_replay(run)
-    numbers = range(len(run.experts)) if cluster is None else [cluster]
+    numbers = clusters if cluster is None else [cluster]
     missing = [number for number in numbers if not run.finished(replay_of(number))]
     for needed in [needed for number in missing for needed in run.inputs(replay_of(number))]:
         run.require(needed)  # before Ray is started

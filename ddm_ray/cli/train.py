@@ -91,7 +91,7 @@ def train(
     if model == ALL:
         _train_all(run_url, run, wanted_of(run.config, extras), site, address, bool(gpu), take_over)
         return
-    artifact = trained("train", model, index, len(run.experts))
+    artifact = trained("train", model, index, run.config.partition.clusters)
     _train_one(run, artifact, site, address, bool(gpu), take_over)
     if not islands and (following := next_of(run, run_url)):
         say(f"next: {following}")
@@ -181,10 +181,12 @@ def _train_several(
     run: Any, left: list[Artifact], artifacts: tuple[Artifact, ...], site: Any, address: str | None, asked: bool
 ) -> None:
     """Train the artifacts that are `left` of all, with one live view, and print the results in the order of all."""
+    from ddm_ray.islands.run_view import work_of
     from ddm_ray.watch.live_view import LiveView
 
-    # The longest job first, so that it doesn't run alone in the end. A student has to wait for others.
-    left.sort(key=lambda artifact: artifact.kind != "monolith")
+    # The most work first, so that it isn't done alone in the end. A student has to wait for others.
+    work = work_of(run)
+    left.sort(key=lambda artifact: -work(artifact))
     rows: list[str] = [each for each in artifacts if each in left]
     with each_failure_named(), LiveView(run.url, rows, phrase=by("this command")) as view:
         _train(run, left, site, address, view.jobs, _starting(view, run), asked)

@@ -13,6 +13,7 @@ from ddm_ray.exit_codes import EXIT_AGAIN
 from ddm_ray.remedies import Give
 from ddm_ray.run.graph import Artifact, trained_of, wanted_of
 from ddm_ray.signals import first_signal_noted
+from ddm_ray.spelling import some
 
 
 @main.command()
@@ -57,8 +58,9 @@ def work(
     Start this command on each island, at any time and in any order: as a Ray job, a service, or in a terminal. Islands
     share nothing but the run's storage. Each island takes a free model, trains it, and takes the next one. A model is
     free if no island holds it, or if its island's lease has expired. If nothing is free, a much faster island takes
-    over from a slow one, which saves its state first. A waiting island says what it waits for. If the command runs
-    twice on one island, the second one stands by.
+    over from a slow one, which saves its state first. A waiting island says what it waits for. An island that says its
+    memory_gib leaves models that need more to others. If the command runs twice on one island, the second one stands
+    by.
 
     After SIGTERM it saves a state and exits. Exit code 0: all is finished, or the island is drained (`ddm islands
     drain`). 75: the same command may work later. 1: something must be mended first.
@@ -85,6 +87,7 @@ def work(
     island_prefix(site.name)
     job = submitted_job() or ""
     # These import torch, which takes seconds: after all checks of arguments.
+    trained = _with_memory_for(run, trained, site)
     from ddm_ray.islands.run_view import RunObserver, work_of
     from ddm_ray.islands.work import IslandWorker
     from ddm_ray.islands.worker_heartbeat import WorkerHeartbeat, last_speed
@@ -129,6 +132,18 @@ def work(
     say_derived(run)
     if left.is_set():
         click.get_current_context().exit(EXIT_AGAIN)
+
+
+def _with_memory_for(run: Any, artifacts: list[Artifact], site: Any) -> list[Artifact]:
+    """The models that a worker of the island has the memory for. Raises ConfigError if it has it for none."""
+    from ddm_ray.islands.needs import too_large
+
+    if not (others := too_large(run, artifacts, site)):
+        return artifacts
+    if len(others) == len(artifacts):
+        raise ConfigError(f"island {site.name}: memory_gib {site.memory_gib:g} is too little for {some(others)}")
+    say(f"{site.name} leaves {some(others)} to others: its memory_gib, {site.memory_gib:g}, is too little")
+    return [each for each in artifacts if each not in others]
 
 
 def _artifact(run: Any, text: str) -> Artifact:

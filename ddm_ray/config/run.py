@@ -100,16 +100,22 @@ class RunConfig(StrictModel):
                 )
             if misfit := model.misfit(flow, self.data):
                 raise ValueError(f"experts.{cluster}.model{misfit}")
+            init = self.expert_of(cluster).train.init_from
+            alike = (model, flow) == (self.expert.model, self.flow)
+            if init is not None and init == self.expert.train.init_from and init.network != "own" and not alike:
+                raise ValueError(
+                    f"experts.{cluster}: another network than expert.model can't begin with expert.train.init_from: set"
+                    f" experts.{cluster}.train.init_from to other weights, or to null"
+                )
         return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         clusters = self.partition.num_clusters
-        dropout = self.expert.train.condition_dropout
-        if dropout == 0 and self.sample.guidance_scale != 1:
+        if self.sample.guidance_scale != 1 and (without := self._without_null):
             raise ValueError(
                 f"sample.guidance_scale ({self.sample.guidance_scale}) needs a null condition: train with"
-                " expert.train.condition_dropout above 0"
+                f" {without[0]}.train.condition_dropout above 0"
             )
         if self.sample.strategy is not None:
             _require_strategy("sample.strategy", self.sample.strategy, clusters)
@@ -131,6 +137,20 @@ class RunConfig(StrictModel):
         models = [("expert", self.expert.model), ("router", self.router.model), ("student", self.student.model)]
         return [(name, model) for name, model in models if model is not None]
 
+    @property
+    def _without_null(self) -> list[str]:
+        """The fields of experts that don't learn the null condition."""
+        trains = {
+            "expert": self.expert.train,
+            **{f"experts.{each}": self.expert_of(each).train for each in self.experts},
+        }
+        return [name for name, train in trains.items() if not train.condition_dropout]
+
+    @property
+    def experts_know_null(self) -> bool:
+        """True if each expert learns the null condition, which guidance asks it under."""
+        return all(self.expert_of(cluster).train.condition_dropout > 0 for cluster in self.partition.clusters)
+
     @model_validator(mode="after")
     def _student_can_be_taught(self) -> Self:
         teacher, clusters = self.student.teacher, self.partition.num_clusters
@@ -147,25 +167,35 @@ class RunConfig(StrictModel):
         except ValueError as error:
             raise ValueError(f"student: {error}") from None
         self._require_known_null()
+        self._require_a_start()
         return self
 
     def _require_known_null(self) -> None:
         """Raise ValueError where the student, or its teacher, is asked without a condition that it never saw."""
         guided, dropped = self.student.guided, self.student_train.condition_dropout
         asked = "student.guidance_scale" if guided else "student.train.condition_dropout"
-        taught_by = [("expert", self.expert.train)]
-        if self.student.teacher != "label":
-            taught_by.append(("router", self.router.train))
-        for name, train in taught_by:
-            if (guided or dropped) and not train.condition_dropout:
-                raise ValueError(
-                    f"{asked} needs teachers that know the null condition: set {name}.train.condition_dropout above 0"
-                )
+        without = self._without_null
+        if self.student.teacher != "label" and not self.router.train.condition_dropout:
+            without.append("router")
+        if (guided or dropped) and without:
+            raise ValueError(
+                f"{asked} needs teachers that know the null condition: set {without[0]}.train.condition_dropout above 0"
+            )
         if not dropped and not guided and self.sample.guidance_scale != 1:
             raise ValueError(
                 f"student.train.condition_dropout is 0, and sample.guidance_scale {self.sample.guidance_scale} needs a"
                 " null condition: raise it, or set student.guidance_scale"
             )
+
+    def _require_a_start(self) -> None:
+        """Raise ValueError where the student is to begin with weights of experts, and these aren't alike."""
+        alike = self.expert.model, self.flow
+        for cluster in self.experts if self.student.start != "random" else ():
+            if (self.expert_of(cluster).model, self.flow_of(cluster)) != alike:
+                raise ValueError(
+                    f"student.start {self.student.start} takes weights of experts that are alike, and experts.{cluster}"
+                    " is another network or learns another flow: use random"
+                )
 
     @model_validator(mode="after")
     def _replay_has_classes(self) -> Self:

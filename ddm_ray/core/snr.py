@@ -1,4 +1,4 @@
-"""Experts and routers of any path and prediction on the linear path, which is the one that is sampled.
+"""Experts and routers of any path and prediction on the linear path, which is the one that is sampled, and back.
 
 Two paths have different marginals at the same t, so converting an output isn't enough: the network is asked where
 its own path has the linear path's signal-to-noise ratio (Kingma et al. 2021, arXiv 2107.00630).
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddm_ray.core.condition import Condition
-from ddm_ray.core.flow import PATHS, Flow, append_dims, to_data_and_noise
+from ddm_ray.core.flow import PATHS, Flow, append_dims, target, to_data_and_noise
 from ddm_ray.errors import SamplingError
 
 MAX_NETWORK_LOG_SNR = 2 * math.log(50)
@@ -22,8 +22,8 @@ spoils the image: twice the Frechet distance, for a small network trained on dig
 """
 
 
-def at_matched_snr(flow: Flow, x_BCHW: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:
-    """(x', t'): t' has on flow's path the log-SNR of t on the linear one, x' is x scaled by alpha'/alpha.
+def at_matched_snr(flow: Flow, x_BCHW: Tensor, t_B: Tensor, own_path: str = "linear") -> tuple[Tensor, Tensor]:
+    """(x', t'): t' has on flow's path the log-SNR of t on `own_path`, that of x; x' is x scaled by alpha'/alpha.
 
     That ratio is sigma'/sigma too, and is computed as sqrt((alpha'^2 + sigma'^2) / (alpha^2 + sigma^2)), which
     is never 0 / 0. An SNR beyond the path's end, or singular for the prediction, becomes the nearest
@@ -31,10 +31,10 @@ def at_matched_snr(flow: Flow, x_BCHW: Tensor, t_B: Tensor) -> tuple[Tensor, Ten
     """
     if t_B.is_cpu and not ((t_B >= 0) & (t_B <= 1)).all():
         raise SamplingError("a t is outside [0, 1], where 0 is data and 1 is noise")
-    linear, path = PATHS["linear"], PATHS[flow.path]
-    matched_B = flow.clamp_to_nonsingular(path.time_of(linear.log_snr(t_B)), MAX_NETWORK_LOG_SNR)
+    own, path = PATHS[own_path], PATHS[flow.path]
+    matched_B = flow.clamp_to_nonsingular(path.time_of(own.log_snr(t_B)), MAX_NETWORK_LOG_SNR)
     length = torch.hypot(path.alpha(matched_B), path.sigma(matched_B))
-    scale_B = length / torch.hypot(linear.alpha(t_B), linear.sigma(t_B))
+    scale_B = length / torch.hypot(own.alpha(t_B), own.sigma(t_B))
     return append_dims(scale_B, x_BCHW) * x_BCHW, matched_B
 
 
@@ -66,6 +66,24 @@ class VelocityField(nn.Module):
         return torch.where(t > 0.5, from_data, from_noise).to(x_BCHW.dtype)
 
 
+class PredictionField(nn.Module):
+    """A velocity of the linear path as the prediction of `flow`: (x_BCHW, t_B, condition) on that flow's path.
+
+    The inverse of VelocityField, where the path has the SNR: the velocity has no singular end.
+    """
+
+    def __init__(self, field: nn.Module, flow: Flow) -> None:
+        super().__init__()
+        self.field, self.flow = field, flow
+
+    def forward(self, x_BCHW: Tensor, t_B: Tensor, condition: Condition) -> Tensor:
+        x, time_B = _at_least_float32(x_BCHW, t_B)
+        linear_BCHW, linear_B = at_matched_snr(Flow(), x, time_B, self.flow.path)
+        velocity = self.field(linear_BCHW.to(x_BCHW.dtype), linear_B, condition).to(x.dtype)
+        data, noise = to_data_and_noise(Flow(), linear_BCHW, velocity, linear_B)
+        return target(self.flow, data, noise, time_B).to(x_BCHW.dtype)
+
+
 class MatchedRouter(nn.Module):
     """A router trained on `path`: (x_BCHW, t_B, condition) of the linear path -> its logits_BK, unchanged.
 
@@ -84,6 +102,11 @@ class MatchedRouter(nn.Module):
 def velocity_field(network: nn.Module, flow: Flow) -> nn.Module:
     """The network as a velocity of the linear path; itself where it is one already."""
     return network if flow == Flow() else VelocityField(network, flow)
+
+
+def as_prediction(network: nn.Module, flow: Flow, asked: Flow) -> nn.Module:
+    """A network of `flow` as one of another flow, so that their predictions can be mixed; itself where it is one."""
+    return network if flow == asked else PredictionField(velocity_field(network, flow), asked)
 
 
 def _at_least_float32(x_BCHW: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from ddm_ray.core.routing import parse_strategy
 from ddm_ray.data.loading.shard_files import null_text_of
 from ddm_ray.errors import DriftError, MissingArtifact
 from ddm_ray.jobs.published import Weights, published
-from ddm_ray.run.graph import ROUTER, Artifact, shard, trained_of
+from ddm_ray.run.graph import ROUTER, Artifact, shards_of, trained_of
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest, SampleResult
 from ddm_ray.sampling.run_models import ModelKind, Models, OnLoaded, load_models, row_networks, settings_of
@@ -88,7 +88,7 @@ class Lineup:
             mixture = replace(mixture, router=None)
         kinds = [kind for kind in DENSE if kind in trained or kind in milestones]
         denses = {kind: load_models(run, kind, device, milestones=milestones) for kind in kinds}
-        null_text = null_text_of(run, shard(0))
+        null_text = null_text_of(run, shards_of(run.config)[0])
         mixture, denses = _with_null(mixture, null_text), {k: _with_null(each, null_text) for k, each in denses.items()}
         missing = _missing(run, mixture, denses) | dict(old)
         return cls(mixture, denses, _candidates(run, mixture, denses), missing, milestones)

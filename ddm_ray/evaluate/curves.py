@@ -15,6 +15,7 @@ from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.jobs.published import Weights
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.run import Run
+from ddm_ray.spelling import numbered
 from ddm_ray.train.heldout import GROUPS, measurements
 from ddm_ray.train.state import CURVE, read_curve
 
@@ -54,15 +55,24 @@ class Curve:
 def training_curves(run: Run, artifacts: Sequence[Artifact], milestones: Mapping[Artifact, Weights]) -> dict[str, Any]:
     """The training curves by kind, as JSON: for experts their mean, nothing for a kind without stored curves.
 
+    Experts that learn different flows have losses in different units: there is a mean for each flow, `experts 0, 2`.
     `milestones`: the weights of jobs that are still training.
     """
-    by_kind: dict[str, list[Curve]] = {}
+    by_name: dict[str, list[Curve]] = {}
     for artifact in artifacts:
         # A curve is for display only: a damaged one mustn't stop the evaluation.
         with suppress(CorruptArtifact, DriftError):
             weights = milestones.get(artifact) or Weights.finished(run, artifact)
-            by_kind.setdefault(artifact.kind, []).append(Curve.of(_read(run, weights)))
-    return {kind: vars(Curve.mean(curves)) for kind, curves in by_kind.items()}
+            by_name.setdefault(_name(run, artifact), []).append(Curve.of(_read(run, weights)))
+    return {name: vars(Curve.mean(curves)) for name, curves in by_name.items()}
+
+
+def _name(run: Run, artifact: Artifact) -> str:
+    """The kind, or the numbers of the experts that learn the same flow, if not all do."""
+    config, clusters = run.config, run.config.partition.clusters
+    alike = [each for each in clusters if config.flow_of(each) == config.flow_of(artifact.cluster)]
+    apart = artifact.kind == "expert" and len(alike) < len(clusters)
+    return numbered(artifact.kind, alike) if apart else artifact.kind
 
 
 def _read(run: Run, weights: Weights) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@ from ddm_ray.evaluate.candidates import Decode
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import Models, monolith_info
+from ddm_ray.sampling.run_models import Models, expert_info
 
 MAX_CLASSES, PER_CLASS, PER_CLUSTER = 10, 3, 16
 COLUMNS = 12  # minimum: a few classes get more images each
@@ -53,8 +53,8 @@ def experts_figure(run: Run, mixture: Models, rows: Rows, decode: Decode) -> Ima
     `rows`: rows of images. Clusters without rows are left out.
     """
     config, lines = run.config, []
-    for cluster in range(mixture.info.num_experts):
-        members = torch.nonzero(rows.cluster_N == cluster)[:, 0]
+    for expert, cluster in enumerate(config.partition.clusters):
+        members = torch.nonzero(rows.cluster_N == expert)[:, 0]
         if not len(members):
             continue
         members = members[rows.label_N[members].argsort(stable=True)]
@@ -64,8 +64,8 @@ def experts_figure(run: Run, mixture: Models, rows: Rows, decode: Decode) -> Ima
         settings, cluster_B = config.sample.changed(strategy="oracle"), torch.zeros(count, dtype=torch.int64)
         request = SampleRequest(sampled_seeds, rows.condition[spread], settings, cluster_B)
         alone = Models(
-            replace(monolith_info(run), null_text=mixture.info.null_text),
-            (mixture.experts[cluster],),
+            replace(expert_info(run, cluster), null_text=mixture.info.null_text),
+            (mixture.experts[expert],),
             None,
             mixture.device,
         )

@@ -84,6 +84,7 @@ def measure(
         "rows_elsewhere": rows.elsewhere,
         "features": features_in_words(config.evaluate.features, reference.num_features),
         "num_clusters": config.partition.num_clusters,
+        "clusters": list(config.partition.clusters),
         "seed": config.evaluate.seed,
         "sampling": config.sample.model_dump(mode="json", exclude={"strategy"}),
         "models": table,

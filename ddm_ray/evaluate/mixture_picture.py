@@ -41,10 +41,11 @@ def mixture_picture(
     info = PartitionInfo.of(run.require(PARTITION))
     label_B = shown.condition if names and isinstance(shown.condition, Tensor) else None
     trained = []
-    for cluster in range(min(lineup.mixture.info.num_experts, MAX_EXPERTS)):
-        tiles, words = _own_tiles(seen.train, cluster, label_B, len(shown.seeds))
-        note = f"{info.rows_K[cluster]:,} images"
-        trained.append(TileLine(f"expert {cluster}", note, tiles, _colour(cluster), words))
+    clusters = run.config.partition.clusters
+    for expert, cluster in enumerate(clusters[:MAX_EXPERTS]):
+        tiles, words = _own_tiles(seen.train, expert, label_B, len(shown.seeds))
+        note = f"{info.rows_K[expert]:,} images"
+        trained.append(TileLine(f"expert {cluster}", note, tiles, _colour(expert), words))
     painted = [TileLine("real", "", [Tile(image) for image in to_pil(to_unit(real_BCHW))])]
     painted += [_painted(each, shown, decode) for each in lineup.candidates if each.name in (MONOLITH, strategy)]
     number = lineup.mixture.info.num_experts
@@ -57,15 +58,16 @@ def mixture_picture(
         names or (),
         len(shown.seeds),
         HUES,
+        clusters,
     ).draw()
 
 
-def _own_tiles(rows: Rows, cluster: int, label_B: Tensor | None, count: int) -> tuple[list[Tile | None], list[str]]:
-    """Images of the cluster for each column: of its label, if there are any, or spread over all of the cluster.
+def _own_tiles(rows: Rows, expert: int, label_B: Tensor | None, count: int) -> tuple[list[Tile | None], list[str]]:
+    """Images of the expert's cluster for each column: of its label, if there are any, or spread over all.
 
     Of a label that is rare in the cluster there is one image. The words say, by label, how many there are.
     """
-    own = rows.cluster_N == cluster
+    own = rows.cluster_N == expert
     tiles, words = list[Tile | None](), list[str]()
     labels_B = torch.zeros(count, dtype=torch.int64) if label_B is None else label_B
     for label, columns in zip(
@@ -77,7 +79,7 @@ def _own_tiles(rows: Rows, cluster: int, label_B: Tensor | None, count: int) -> 
         words.append(f"{len(members)} in all" if len(members) else "none")
         few = members[torch.linspace(0, len(members) - 1, most).round().long()]
         images = to_pil(to_unit(rows.data_NCHW[few]))
-        tiles += [Tile(image, _colour(cluster)) for image in images]
+        tiles += [Tile(image, _colour(expert)) for image in images]
         tiles += [None] * (columns - len(images))
     return tiles, words
 

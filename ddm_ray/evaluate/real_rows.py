@@ -18,6 +18,7 @@ from ddm_ray.errors import DataError
 from ddm_ray.evaluate.candidates import Decode
 from ddm_ray.run.graph import Artifact, shards_of
 from ddm_ray.run.run import Run
+from ddm_ray.spelling import numbered
 
 KEPT_BYTES = 2**30
 """Maximum bytes of real rows in memory, as images and with their texts. A larger set is subsampled."""
@@ -53,7 +54,7 @@ class RealRows:
             _rows(run, here, HELDOUT, with_texts=True, device=device),
         )
         if len(train) < 2:
-            where = f"; only their owners have those of clusters {elsewhere}" if elsewhere else ""
+            where = f"; only their owners have those of {numbered('cluster', elsewhere, 20)}" if elsewhere else ""
             raise DataError(f"{len(train)} training rows in the run's shards{where}: an evaluation needs 2 or more")
         shown = train
         if run.config.data.text is not None:

@@ -244,7 +244,10 @@ def _classifier(chunks: ReferenceStore, embedder: Embedder | None, decode: Decod
 
 @dataclass(frozen=True)
 class ReadFile:
-    """The `ReadUnit` of a reference: data, labels and clusters of a file's rows, CHUNK_ROWS rows per chunk."""
+    """The `ReadUnit` of a reference: data, labels and clusters of a file's rows, CHUNK_ROWS rows per chunk.
+
+    Clusters are by position.
+    """
 
     run: Run
 

@@ -31,7 +31,7 @@ def render_report(metrics: dict[str, Any], pictures: Mapping[str, bytes]) -> str
         losses=losses,
         losses_png=_losses_png(losses) if losses else None,
         curves_png=_curves_png(metrics.get("curves", {})),
-        router=router_page(metrics["router"]) if metrics["router"] else None,
+        router=router_page(metrics["router"], metrics.get("clusters")) if metrics["router"] else None,
         mixture_png=pictures["mixture.png"],
         mixture_words=apart_in_words(metrics) or "",
         grid_png=pictures["grid.png"],
@@ -150,13 +150,19 @@ def _losses_png(losses: list[dict[str, Any]]) -> bytes:
 def _curves_png(curves: dict[str, Any]) -> bytes | None:
     """Training and held-out loss by step, one chart per kind of network; None if there are no curves."""
     charts = {
-        {"expert": "experts (mean)"}.get(kind, kind): {
+        _title(kind): {
             "training": (curve["steps"], curve["losses"]),
             **({"held out (EMA weights)": (curve["heldout_steps"], curve["heldout"])} if curve["heldout"] else {}),
         }
         for kind, curve in curves.items()
     }
     return figure_png(curve_charts(charts)) if charts else None
+
+
+def _title(kind: str) -> str:
+    if kind == "expert":
+        return "experts (mean)"
+    return f"{kind} (mean)" if kind.startswith("experts ") else kind
 
 
 def _training_sentence(training: dict[str, Any]) -> str:

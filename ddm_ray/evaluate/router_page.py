@@ -11,19 +11,23 @@ from ddm_ray.pictures.figure import figure_png, heat_map, line_charts
 
 @dataclass(frozen=True)
 class RouterPage:
-    """PNG pictures, a sentence per chart and one on the confusion, and headings and lines of the table of shares."""
+    """PNG pictures, a sentence per chart and one on the confusion, headings and lines of the table of shares.
+
+    A line has the number of its expert.
+    """
 
     by_t_png: bytes
     by_t_notes: list[str]
     confusion_png: bytes
     confusion_note: str
     share_headings: list[str]
-    share_lines: list[list[float]]
+    share_lines: list[tuple[int, list[float]]]
 
 
-def router_page(router: dict[str, Any]) -> RouterPage:
-    """Pictures of, and notes on, the router's numbers in metrics.json."""
+def router_page(router: dict[str, Any], clusters: list[int] | None = None) -> RouterPage:
+    """Pictures of, and notes on, the router's numbers in metrics.json. `clusters`: their numbers; None: from 0."""
     shares, trajectories = router["shares"], router["trajectories"]
+    numbers = clusters or [*range(len(router["confusion"]))]
     columns = {
         "training rows": shares["training"],
         "held-out rows": shares["heldout"],
@@ -33,10 +37,10 @@ def router_page(router: dict[str, Any]) -> RouterPage:
     return RouterPage(
         by_t_png=_by_t_png(router),
         by_t_notes=_by_t_notes(router),
-        confusion_png=_confusion_png(router["confusion"]),
-        confusion_note=_confusion_note(router["confusion"]),
+        confusion_png=_confusion_png(router["confusion"], numbers),
+        confusion_note=_confusion_note(router["confusion"], numbers),
         share_headings=list(columns),
-        share_lines=[list(line) for line in zip(*columns.values(), strict=True)],
+        share_lines=[(number, line) for number, *line in zip(numbers, *columns.values(), strict=True)],
     )
 
 
@@ -71,17 +75,18 @@ def _by_t_notes(router: dict[str, Any]) -> list[str]:
     ]
 
 
-def _confusion_png(confusion: list[list[int]]) -> bytes:
-    chart = heat_map(_of_each_line(confusion), "cluster of the row", "the router's likeliest")
+def _confusion_png(confusion: list[list[int]], numbers: list[int]) -> bytes:
+    chart = heat_map(_of_each_line(confusion), "cluster of the row", "the router's likeliest", numbers)
     return figure_png(chart)
 
 
-def _confusion_note(confusion: list[list[int]]) -> str:
+def _confusion_note(confusion: list[list[int]], numbers: list[int]) -> str:
     share_KK = _of_each_line(confusion)
     np.fill_diagonal(share_KK, 0)
     true, likeliest = np.unravel_index(share_KK.argmax(), share_KK.shape)
-    worst = share_KK[true, likeliest]
-    mistake = f" The most frequent mistake: cluster {true}, taken for {likeliest} in {worst:.0%}." if worst > 0 else ""
+    worst, mistake = share_KK[true, likeliest], ""
+    if worst > 0:
+        mistake = f" The most frequent mistake: cluster {numbers[true]}, taken for {numbers[likeliest]} in {worst:.0%}."
     return (
         "Of 100 noised held-out rows of a cluster (line), how many the router takes for each cluster (column), with t"
         f" uniform in [0, 1]. On the diagonal it is right.{mistake}"

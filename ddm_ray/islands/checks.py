@@ -100,12 +100,12 @@ def memory(machine: Machine) -> str:
         remedy = f"choose more workers, a higher zero_stage{fewer}, or machines with more"
         for name, size in _gpus() if placement.use_gpu else ():
             if each > size:
-                return f"a {name} has {amount(size)}, its part of one {need.kind} takes {amount(each)}; {remedy}"
+                return f"a {name} has {amount(size)}, its part of {_one(need)} takes {amount(each)}; {remedy}"
         # A state on a GPU is copied to the machine's memory when it is saved.
         taken = machine.here * (need.state_bytes / machine.workers if placement.use_gpu else each)
         if taken > total_bytes():
             has = f"there are {amount(total_bytes())}"
-            return f"{has}, the state of one {need.kind} takes {amount(taken)} here; {remedy}"
+            return f"{has}, the state of {_one(need)} takes {amount(taken)} here; {remedy}"
     return ""
 
 
@@ -126,7 +126,7 @@ def cache(machine: Machine) -> str:
     for need in machine.needs:
         if (rows := max((need.rows or {}).values(), default=0)) > room:
             has = f"{root} has room for {amount(room)}"
-            return f"{has}, the rows of one {need.kind} are {amount(rows)}; make room, {remedy}"
+            return f"{has}, the rows of {_one(need)} are {amount(rows)}; make room, {remedy}"
     return ""
 
 
@@ -142,6 +142,11 @@ CHECKS: Sequence[Callable[[Machine], str]] = (storage, versions, token, workers,
 def check(machine: Machine) -> dict[str, str]:
     """The answer of each check by its name; empty if all is well."""
     return {each.__name__: each(machine) for each in CHECKS}
+
+
+def _one(need: ModelNeeds) -> str:
+    """Words for one of the models: the first, where experts differ."""
+    return f"one {need.kind}" if need.name == need.kind else str(next(iter(need.left)))
 
 
 def _comparable(library: str, version: str) -> str:

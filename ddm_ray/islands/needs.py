@@ -2,24 +2,26 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from ddm_ray.config import RunConfig
+from ddm_ray.config import DenoiserConfig, RunConfig
+from ddm_ray.config.networks import SIZES
 from ddm_ray.jobs.job_files import list_jobs
 from ddm_ray.jobs.status import status
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.hub import encoders_in_training
-from ddm_ray.models.spec import denoiser_spec, router_spec
+from ddm_ray.models.spec import experts_by_network, router_spec
 from ddm_ray.models.text import known_parameters
-from ddm_ray.placement import TrainPlacement
+from ddm_ray.placement import Island, TrainPlacement
 from ddm_ray.run.graph import Artifact, shard, shards_of
 from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import Run
+from ddm_ray.spelling import numbered
 from ddm_ray.train.job import TrainJob, train_job
 
 LIBRARIES_BYTES = 1.4e9
@@ -30,13 +32,14 @@ FP32_RECORDS_BYTES, GRADIENT_BYTES = 16, 4
 
 @dataclass(frozen=True)
 class ModelNeeds:
-    """The training jobs of one kind (expert, router, monolith), which are all alike.
+    """Training jobs of one kind (expert, router, monolith) that are alike: in their network, flow and schedule.
 
-    `left`: unfinished share of each job, 0 to 1. `rows`: bytes of each job's rows; None before the run is partitioned.
-    `model` is on the meta device.
+    `name`: the kind, or where experts differ their numbers: `experts 0, 2`. `left`: unfinished share of each job, 0 to
+    1. `rows`: bytes of each job's rows; None before the run is partitioned. `model` is on the meta device.
     """
 
     kind: str
+    name: str
     left: Mapping[Artifact, float]
     config: RunConfig
     job: TrainJob
@@ -52,10 +55,10 @@ class ModelNeeds:
         """Bytes of the teachers and router that a student's worker holds; 0 for other models."""
         if not self.job.asked:
             return 0
-        num_experts = self.config.partition.num_clusters
-        held = num_experts if teachers is None else min(teachers, num_experts)
+        sizes = [_parameters(spec) for spec, own in experts_by_network(self.config) for _ in own]
+        held = sum(sorted(sizes, reverse=True)[:teachers])  # the largest may be there at the same time
         router = 0 if self.config.student.teacher == "label" else _parameters(router_spec(self.config))
-        return (2 if use_gpu else 4) * (held * _parameters(denoiser_spec(self.config)) + router)
+        return (2 if use_gpu else 4) * (held + router)
 
     @cached_property
     def text_parameters(self) -> int | None:
@@ -85,6 +88,21 @@ class ModelNeeds:
         each = bytes_a_parameter(self.job.train.precision, workers, use_gpu)
         return [None if one is None else one * self.parameters + beside for one in each]
 
+    def memory_in(self, placement: TrainPlacement) -> float:
+        """Bytes of memory that a worker takes in this placement, of its GPU if it has one, without activations."""
+        if not placement.use_gpu:
+            return self.memory_on_cpu(placement)
+        sizes = self.memory(placement.workers.max, True, placement.teachers)
+        return sizes[placement.zero_stage] or max(size for size in sizes if size)
+
+    def sized(self, size: str) -> "ModelNeeds | None":
+        """The needs of a DiT of this named size in the network's place; None if that is no DiT."""
+        if self.job.spec["class"] != DenoiserConfig.kind():
+            return None
+        named = dict(zip(("width", "depth", "heads"), SIZES[size], strict=True))
+        spec = {**self.job.spec, "config": {**self.job.spec["config"], **named}}
+        return replace(self, model=weights.build(spec, "meta"))
+
     def memory_on_cpu(self, placement: TrainPlacement) -> float:
         """Bytes of a machine's memory that a worker on its CPU takes in this placement, without activations."""
         sizes = self.memory(placement.workers.max, False, placement.teachers)
@@ -109,21 +127,35 @@ def bytes_a_parameter(precision: str, workers: int, use_gpu: bool) -> list[float
 
 
 def needs_of(run: Run, artifacts: Sequence[Artifact]) -> list[ModelNeeds]:
-    """The needs of these artifacts of a run, by kind in their order. Reads two listings and the begun jobs."""
-    by_kind: dict[str, list[Artifact]] = {}
-    for artifact in artifacts:
-        by_kind.setdefault(artifact.kind, []).append(artifact)
+    """The needs of these artifacts of a run, by kind and likeness in their order. Reads two listings and begun jobs."""
+    jobs = {artifact: train_job(run, artifact) for artifact in artifacts}
+    alike: dict[tuple[str, str], list[Artifact]] = {}
+    for artifact, job in jobs.items():
+        # Where it begins and which numbers it draws changes nothing of what it takes.
+        train = job.train.model_dump(mode="json", exclude={"init_from", "seed"})
+        alike.setdefault((artifact.kind, json.dumps([job.spec, train])), []).append(artifact)
+    kinds = [kind for kind, _ in alike]
     sizes = {f"partition/{key}": size for key, size in run.store.sizes("partition").items()}
     models: dict[str, nn.Module] = {}
     needs, files = [], list_jobs(run.store, artifacts)
-    for kind, members in by_kind.items():
+    for (kind, _), members in alike.items():
+        clusters = [each.cluster for each in members if each.cluster is not None]
+        name = numbered(kind, clusters) if kinds.count(kind) > 1 else kind
         left = {each: 1.0 - status(run, each, files[each]).fraction for each in members}
-        job = train_job(run, members[0])
+        job = jobs[members[0]]
         spec = json.dumps(job.spec, sort_keys=True)
         if spec not in models:
             models[spec] = weights.build(job.spec, "meta")
-        needs.append(ModelNeeds(kind, left, run.config, job, _rows(run.config, members, sizes), models[spec]))
+        needs.append(ModelNeeds(kind, name, left, run.config, job, _rows(run.config, members, sizes), models[spec]))
     return needs
+
+
+def too_large(run: Run, artifacts: Sequence[Artifact], site: Island) -> list[Artifact]:
+    """The models that need more memory than a worker of the island has; none if the island's file doesn't say."""
+    if (free := site.memory) is None:
+        return []
+    large = {each for need in needs_of(run, artifacts) if need.memory_in(site.train) > free for each in need.left}
+    return [artifact for artifact in artifacts if artifact in large]
 
 
 def _parameters(spec: dict[str, Any]) -> int:

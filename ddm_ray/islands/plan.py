@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ddm_ray.config import DataConfig
+from ddm_ray.config.networks import SIZES
 from ddm_ray.cores import usable_cores
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.data.schema import EMBEDDING, data_dtype
@@ -19,7 +20,7 @@ from ddm_ray.errors import DDMError
 from ddm_ray.islands.needs import LIBRARIES_BYTES, ModelNeeds, needs_of
 from ddm_ray.memory import free_bytes
 from ddm_ray.placement import Island, TrainPlacement
-from ddm_ray.run.graph import PARTITION, ROWS, Artifact
+from ddm_ray.run.graph import PARTITION, ROWS, Artifact, wanted_of
 from ddm_ray.run.info import PartitionInfo, RowsInfo
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
@@ -35,8 +36,9 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True)
 class KindPlan:
-    """The training jobs of one kind: their number, how many are `left` (parts count), and what each takes, in bytes.
+    """Training jobs that are alike: their number, how many are `left` (parts count), and what each takes, in bytes.
 
+    `kind`: the name of `ModelNeeds`.
     `rows`, `rows_bytes`: smallest and largest number of a job's rows, and their bytes; None if only reading the source
     tells. `memory`: that of a worker, without activations unless `measured`. `disk`: its last state and weights.
     `seconds`: time from the first step to the last; None if that isn't known, and `unknown` says why.
@@ -105,26 +107,59 @@ def plan(
     )
 
 
+@dataclass(frozen=True)
+class SizePlan:
+    """The largest named size that an expert on an island may have: its parameters and memory; None: not even Ti.
+
+    `free`: bytes of memory that a worker of the island has; None if the island's file doesn't say.
+    """
+
+    island: str
+    free: float | None
+    size: str | None = None
+    parameters: int = 0
+    memory: float = 0.0
+
+
+def largest_sizes(run: Run, sites: Sequence[Island]) -> list[SizePlan]:
+    """For each island the largest DiT that trains in the memory of one of its workers, activations apart.
+
+    Empty if the run's experts are no DiTs, or if a training has begun: a run's networks never change. A single island
+    is this machine, if its file doesn't say its memory.
+    """
+    needs = needs_of(run, wanted_of(run.config))
+    if any(share < 1 for need in needs for share in need.left.values()):
+        return []
+    sized = {size: each for size in reversed(SIZES) if (each := needs[0].sized(size)) is not None}
+    plans = []
+    for site in sites if sized else ():
+        free = _memory_free(site.train) if site.memory is None and len(sites) == 1 else site.memory
+        taken = {size: need.memory_in(site.train) for size, need in sized.items()}
+        size = next((size for size, memory in taken.items() if free is not None and memory <= free), None)
+        parts = (size, sized[size].parameters, taken[size]) if size else ()
+        plans.append(SizePlan(site.name, free, *parts))
+    return plans
+
+
 def _estimated(need: ModelNeeds, run: Run, count: int | None, placement: TrainPlacement) -> KindPlan:
     partition, clusters = _info(run, PARTITION), need.config.partition.num_clusters
-    sizes = need.memory(placement.workers.max, True, placement.teachers)
-    on_gpu = sizes[placement.zero_stage] or max(size for size in sizes if size)
     rows = rows_bytes = None
     if partition and need.rows:
-        rows_K = PartitionInfo.of(partition).rows_K
-        rows = (min(rows_K), max(rows_K)) if need.kind == "expert" else (sum(rows_K),) * 2
+        rows_of = dict(zip(need.config.partition.clusters, PartitionInfo.of(partition).rows_K, strict=True))
+        own = [sum(rows_of.values()) if each.cluster is None else rows_of[each.cluster] for each in need.left]
+        rows = min(own), max(own)
         rows_bytes = min(need.rows.values()), max(need.rows.values())
     elif count is not None:
         of_one = count // clusters if need.kind == "expert" else count
         rows, rows_bytes = (of_one,) * 2, (of_one * _row_bytes(need.config.data),) * 2
     return KindPlan(
-        need.kind,
+        need.name,
         len(need.left),
         sum(need.left.values()),
         need.parameters,
         rows,
         rows_bytes,
-        on_gpu if placement.use_gpu else need.memory_on_cpu(placement),
+        need.memory_in(placement),
         need.state_bytes + need.weights_bytes,
     )
 

@@ -194,13 +194,13 @@ def _number(worker: WorkerState) -> int:
 
 
 def work_of(run: Run) -> Callable[[Artifact], float]:
-    """A function from an artifact to the FLOP of its whole training. Models of one kind are alike."""
-    by_kind: dict[str, float] = {}
+    """A function from an artifact to the FLOP of its whole training."""
+    by_artifact: dict[Artifact, float] = {}
 
     def flops(artifact: Artifact) -> float:
-        if artifact.kind not in by_kind:
+        if artifact not in by_artifact:
             job = train_job(run, artifact)
-            by_kind[artifact.kind] = float(job.training_flops(job.train.steps))
-        return by_kind[artifact.kind]
+            by_artifact[artifact] = float(job.training_flops(job.train.steps))
+        return by_artifact[artifact]
 
     return flops

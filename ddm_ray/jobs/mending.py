@@ -59,7 +59,7 @@ def mending(run: Run, finding: Finding, deep: bool) -> Mending | None:
         return Mending(finding, make, (f"{artifact}/{NAME}", *_records(run, artifact, finding.names)))
     states = sound_states(run, artifact, deep)
     part = part_of(artifact)
-    steps = train_of(run.config, part).steps if part else 0
+    steps = train_of(run.config, part, artifact.cluster).steps if part else 0
     step = states[0].step if states else 0
     if finding.names == (NAME,):
         return Mending(finding, make, (f"{artifact}/{NAME}",), step=step, steps=steps)

@@ -1,5 +1,6 @@
 """The networks that a run's configuration asks for, as the specs that `weights.build` makes them from."""
 
+import json
 from typing import Any
 
 from ddm_ray.config import FlowConfig, NetworkConfig, RunConfig
@@ -19,6 +20,15 @@ def denoiser_spec(config: RunConfig, cluster: int | None = None) -> dict[str, An
     """The spec of a cluster's expert, or of the monolith: {"class", "config"}, and "flow" if not linear velocity."""
     model = config.expert.model if cluster is None else config.expert_of(cluster).model
     return _denoiser(config, model, config.flow_of(cluster))
+
+
+def experts_by_network(config: RunConfig) -> list[tuple[dict[str, Any], list[int]]]:
+    """The specs of the run's experts, each with the clusters that have such a network: one where all are alike."""
+    clusters_of: dict[str, list[int]] = {}
+    specs = {cluster: denoiser_spec(config, cluster) for cluster in config.partition.clusters}
+    for cluster, spec in specs.items():
+        clusters_of.setdefault(json.dumps(spec, sort_keys=True), []).append(cluster)
+    return [(specs[clusters[0]], clusters) for clusters in clusters_of.values()]
 
 
 def _denoiser(config: RunConfig, model: NetworkConfig, flow: FlowConfig) -> dict[str, Any]:

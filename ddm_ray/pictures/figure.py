@@ -84,8 +84,11 @@ def curve_charts(charts: Mapping[str, Mapping[str, tuple[Sequence[float], Sequen
     return row
 
 
-def heat_map(share_RC: np.ndarray, row_title: str, column_title: str) -> "Figure":
-    """Shares in [0, 1] as shades, with percentages for at most MAX_NUMBERED columns; row 0 is at the top."""
+def heat_map(share_RC: np.ndarray, row_title: str, column_title: str, numbers: Sequence[int] = ()) -> "Figure":
+    """Shares in [0, 1] as shades, with percentages for at most MAX_NUMBERED columns; row 0 is at the top.
+
+    `numbers`: of rows and columns; none: from 0.
+    """
     num_rows, num_columns = share_RC.shape
     side = 1.4 + 0.55 * min(max(num_rows, num_columns), MAX_NUMBERED)
     picture = figure(side + 0.6, side)
@@ -96,8 +99,8 @@ def heat_map(share_RC: np.ndarray, row_title: str, column_title: str) -> "Figure
     axes.tick_params(colors=GREY, length=0)
     axes.spines[:].set_visible(False)
     if num_columns <= MAX_NUMBERED:
-        axes.set_xticks(range(num_columns))
-        axes.set_yticks(range(num_rows))
+        axes.set_xticks(range(num_columns), [str(number) for number in numbers or range(num_columns)])
+        axes.set_yticks(range(num_rows), [str(number) for number in numbers or range(num_rows)])
         for (row, column), share in np.ndenumerate(share_RC):
             ink = "white" if share > 0.5 else "#1d1f24"
             axes.text(column, row, f"{100 * share:.0f}", color=ink, ha="center", va="center", fontsize=9)

@@ -48,7 +48,7 @@ class TileLine:
 class TilePicture:
     """Sections of lines, each with a heading, between words.
 
-    `groups` name equal groups of the `columns`; `colours` are those of the experts.
+    `groups` name equal groups of the `columns`; `colours` are those of the experts, and `numbers` theirs; none: from 0.
     """
 
     title: str
@@ -58,6 +58,7 @@ class TilePicture:
     groups: Sequence[str]
     columns: int
     colours: Sequence[str]
+    numbers: Sequence[int] = ()
 
     def draw(self) -> Image.Image:
         """The picture, as high as its lines and words need."""
@@ -155,7 +156,8 @@ class _Drawing:
                     self._draw.rectangle(box, self._colour(expert))
         for first, end, expert in spans_of_experts(share_SK):
             room, middle = edges[end] - edges[first], (edges[first] + edges[end]) / 2
-            words = [each for each in (f"expert {expert}", f"{expert}") if self._tiny.getlength(each) < room - 2]
+            number = self._shown.numbers[expert] if self._shown.numbers else expert
+            words = [each for each in (f"expert {number}", f"{number}") if self._tiny.getlength(each) < room - 2]
             if words:
                 ink = _ink_on(self._colour(expert))
                 self._draw.text((middle, top + STRIP / 2 - 1), words[0], ink, self._tiny, "mm")

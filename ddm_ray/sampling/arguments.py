@@ -18,6 +18,7 @@ from ddm_ray.models.text import TextEncoder
 from ddm_ray.sampling.devices import choose_device
 from ddm_ray.sampling.labels import integer
 from ddm_ray.sampling.request import require_seeds
+from ddm_ray.spelling import numbers_in_words
 
 
 class PromptConditions:
@@ -148,12 +149,12 @@ def destination(places: Sequence[Any], device: Any = None, dtype: Any = None) ->
     return None if device is None else choose_device(device), dtype
 
 
-def clusters(given: Any, num_prompts: int, num_experts: int) -> Tensor:
-    """Int64, one a prompt."""
+def clusters(given: Any, num_prompts: int, numbers: tuple[int, ...]) -> Tensor:
+    """Int64, one a prompt: positions of the experts with these numbers."""
     one = integer(given)
     values = integers(given) if one is None else (one,) * num_prompts
     if values is not None and len(values) != num_prompts:
         raise SamplingError(f"{len(values)} clusters for {num_prompts} prompts: give one each, or one for all")
-    if values is None or not all(0 <= cluster < num_experts for cluster in values):
-        raise SamplingError(f"clusters are {given!r:.60}: use whole numbers from 0 to {num_experts - 1}")
-    return torch.tensor(values, dtype=torch.int64)
+    if values is None or not set(numbers).issuperset(values):
+        raise SamplingError(f"clusters are {given!r:.60}: use whole numbers from {numbers_in_words(numbers)}")
+    return torch.tensor([numbers.index(cluster) for cluster in values], dtype=torch.int64)

@@ -28,4 +28,5 @@ def joined(parts: Sequence[SampleResult], order: Tensor | None = None) -> Sample
         routing_SBK if order is None else routing_SBK[:, order],
         sum(part.num_expert_rows for part in parts),
         sum(part.num_router_rows for part in parts),
+        parts[0].clusters,
     )

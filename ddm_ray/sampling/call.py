@@ -156,7 +156,7 @@ def _routed(
             raise SamplingError(f"strategy {name!r} needs the router, which isn't there: use {others}")
     if isinstance(strategy, Oracle) is (clusters is None):
         raise SamplingError(f"strategy oracle, and no other, needs clusters: the strategy is {name}")
-    return settings, None if clusters is None else arguments.clusters(clusters, num_prompts, info.num_experts)
+    return settings, None if clusters is None else arguments.clusters(clusters, num_prompts, info.clusters)
 
 
 def _negatives(components: Components, given: Any, num_prompts: int, scale: float) -> tuple[str, ...]:

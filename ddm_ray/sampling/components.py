@@ -86,7 +86,8 @@ def require_fit(info: MixtureInfo, experts: Sequence[dict[str, Any] | None], rou
     """ExpertCountError or SamplingError unless networks of these configs (None: not there, or unknown) fit `info`."""
     if len(experts) != info.num_experts:
         raise ExpertCountError(f"{len(experts)} experts for a mixture of {info.num_experts}: use None for a gap")
-    known = {f"expert {k}": config for k, config in enumerate(experts) if config is not None}
+    named = zip(info.clusters, experts, strict=True)
+    known = {f"expert {number}": config for number, config in named if config is not None}
     if router is not None:
         if router.get("num_experts", info.num_experts) != info.num_experts:
             raise ExpertCountError(

@@ -131,6 +131,11 @@ class OffloadedToHost(Offloaded):
         self._fetches: dict[int, Fetch] = {}
         self._unmeasured: deque[tuple[int, Fetch]] = deque()
 
+    def form_of(self, expert: int) -> PackedWeights | None:
+        """The form that experts alike share; None for an expert that isn't there."""
+        packed = self.packed.get(expert)
+        return packed.form if packed else None
+
     def _form(self, network: nn.Module) -> PackedWeights:
         """The form of a network; a new one where there is none like it."""
         for form in self._forms:

@@ -29,8 +29,8 @@ Images = list[Image.Image] | Tensor | np.ndarray
 class DDMOutput:
     """Images in the form asked for, the seed and condition of each, and the experts that sampled it.
 
-    `routing_SBK`: the experts' weights in each step; `times_S`: where each step begins, 1 is noise. What was paid:
-    rows that experts and router evaluated.
+    `routing_SBK`: the experts' weights in each step, in the order of `clusters`, their numbers; `times_S`: where each
+    step begins, 1 is noise. What was paid: rows that experts and router evaluated.
     """
 
     images: Any  # one of Images, by the output_type of the call, which a type checker can't know
@@ -41,11 +41,13 @@ class DDMOutput:
     num_expert_rows: int
     num_router_rows: int
     latent: bool = False
+    clusters: tuple[int, ...] = ()
 
     @property
     def experts_SB(self) -> Tensor:
-        """The heaviest expert per step and image, the first one on ties."""
-        return self.routing_SBK.argmax(dim=2)
+        """The number of the heaviest expert per step and image, the first one on ties."""
+        heaviest_SB = self.routing_SBK.argmax(dim=2)
+        return torch.tensor(self.clusters)[heaviest_SB] if self.clusters else heaviest_SB
 
     def __repr__(self) -> str:
         steps, images, experts = self.routing_SBK.shape
@@ -72,7 +74,7 @@ class DDMOutput:
         """Write a picture: each image, and from noise to data the weights of its experts (16 images at most)."""
         captions = zip(self.prompts, self.seeds, strict=True)
         titles = [f"{prompt or 'unconditional'}  ·  seed {seed}" for prompt, seed in captions]
-        trace.plot_routing(Path(path), self.routing_SBK, self.times_S, self._pictures(), titles)
+        trace.plot_routing(Path(path), self.routing_SBK, self.times_S, self._pictures(), titles, self.clusters)
 
     def _pictures(self) -> list[np.ndarray] | None:
         if isinstance(self.images, list):

@@ -88,7 +88,7 @@ def load_components(
         names = sorted((name for name in index if name.startswith("expert_")), key=lambda name: (len(name), name))
         present = [index[name] != ABSENT for name in names]
         has_router = index["router"] != ABSENT
-        info = _info(index, len(names))
+        info = _info(index, tuple(int(name.removeprefix("expert_")) for name in names))
         # Folders written before have the router's temperature beside the defaults.
         defaults = SamplingSettings(**{"router_temperature": index.get("router_temperature", 1.0), **index["defaults"]})
         class_names = tuple(index["class_names"])
@@ -160,18 +160,19 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _info(index: dict[str, Any], num_experts: int) -> MixtureInfo:
+def _info(index: dict[str, Any], clusters: tuple[int, ...]) -> MixtureInfo:
     if index.get("router_prior_K") is not None:  # folders written before have the field, null mostly
         raise RunError("its router was trained under another prior than the data's: train one again")
     prior_CK, available_K = index["prior_CK"], index["alive_K"]
     return MixtureInfo(
-        num_experts,
+        len(clusters),
         tuple(index["image_shape"]),
         index["num_classes"],
         None if prior_CK is None else torch.tensor(prior_CK, dtype=torch.float64),
         available_K=None if available_K is None else torch.tensor(available_K),
         dtype={"float32": torch.float32, "float64": torch.float64}[index["dtype"]],
         trained_null=index["trained_null"],
+        numbers=() if clusters == tuple(range(len(clusters))) else clusters,
     )
 
 
@@ -229,8 +230,8 @@ def _write(components: Components, folder: Path, on_written: Callable[[int, int]
     """Writes all components; what the index says of them, but for the files' checksums."""
     models, info = components.models, components.models.info
     index: dict[str, Any] = {}
-    for expert in range(len(models.experts)):
-        name = f"expert_{expert:03d}"
+    for expert, cluster in enumerate(info.clusters):
+        name = f"expert_{cluster:03d}"
         index[name] = _write_network(models.experts[expert], folder / name)
         on_written(expert + 1, len(models.experts))
     index["router"] = _write_network(models.router, folder / "router")

@@ -51,6 +51,8 @@ class MixtureInfo:
     """Facts about a mixture. prior_CK: row c is p(k|c), the last one p(k); None: not known, and `once`
     asks the router at pure noise.
 
+    `numbers`: of the experts' clusters, in ascending order; none: 0 to K - 1. All arrays have experts by position.
+
     `num_classes` None: conditions are texts, and prior_CK has that last row alone. `available_K` (bool, None: all)
     says which experts can be called; prior and posteriors renormalise over them. Noise and state have `dtype`,
     float32 or 64; the noise is drawn in float32 in any case. `trained_null`: the models know the null condition, label
@@ -65,8 +67,16 @@ class MixtureInfo:
     dtype: torch.dtype = torch.float32
     trained_null: bool = True
     null_text: Text | None = None
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """The numbers of the experts' clusters, by which people name them."""
+        return self.numbers or tuple(range(self.num_experts))
 
     def __post_init__(self) -> None:
+        if self.numbers and len(self.numbers) != self.num_experts:
+            raise ExpertCountError(f"{len(self.numbers)} numbers for a mixture of {self.num_experts} experts")
         if self.dtype not in (torch.float32, torch.float64):
             # Times would be rounded with the state.
             raise SamplingError(f"the state's dtype is {self.dtype}: use float32 or float64; networks may have less")
@@ -135,17 +145,26 @@ NetworkCall = ExpertCall | RouterCall
 
 @dataclass(frozen=True)
 class SampleResult:
-    """Images, the experts' weights per step and image (conditional branch, at the step's start), rows paid for."""
+    """Images, the experts' weights per step and image (conditional branch, at the step's start), rows paid for.
+
+    `clusters`: the numbers of the experts' clusters.
+    """
 
     images_BCHW: Tensor = field(repr=False)
     routing_SBK: Tensor = field(repr=False)
     num_expert_rows: int
     num_router_rows: int
+    clusters: tuple[int, ...]
 
     @property
     def experts_SB(self) -> Tensor:
-        """The heaviest expert per step and image, the first one on ties."""
+        """The position of the heaviest expert per step and image, the first one on ties."""
         return self.routing_SBK.argmax(dim=2)
+
+    @property
+    def numbers_SB(self) -> Tensor:
+        """The number of the heaviest expert's cluster per step and image."""
+        return torch.tensor(self.clusters)[self.experts_SB]
 
 
 def strategy_of(settings: SamplingSettings, num_experts: int) -> Strategy:

@@ -203,7 +203,13 @@ def mixture_info(run: Run) -> MixtureInfo:
     counts_CK = torch.tensor([info.rows_K], dtype=torch.float64)
     if run.config.data.num_classes is not None:
         counts_CK = torch.cat([torch.tensor(info.counts_CK, dtype=torch.float64), counts_CK])
-    return _as_configured(MixtureInfo.from_counts(counts_CK, run.config.data.shape), run, run.config.expert.train)
+    mixture = MixtureInfo.from_counts(counts_CK, run.config.data.shape)
+    return replace(
+        mixture,
+        num_classes=run.config.data.num_classes,
+        trained_null=run.config.experts_know_null,
+        numbers=run.config.partition.numbers,
+    )
 
 
 def row_networks(run: Run) -> dict[str, str]:
@@ -213,20 +219,19 @@ def row_networks(run: Run) -> dict[str, str]:
 
 
 def monolith_info(run: Run, kind: ModelKind = "monolith") -> MixtureInfo:
-    """The monolith, the student, or any one expert by itself, as a mixture of one: K = 1."""
+    """The monolith or the student as a mixture of one: K = 1."""
+    return _of_one(run, run.config.student_train if kind == "student" else run.config.monolith.train)
+
+
+def expert_info(run: Run, cluster: int) -> MixtureInfo:
+    """One cluster's expert by itself, as a mixture of one: K = 1."""
+    return replace(_of_one(run, run.config.expert_of(cluster).train), numbers=(cluster,))
+
+
+def _of_one(run: Run, train: TrainConfig) -> MixtureInfo:
     num_classes = run.config.data.num_classes
     prior_CK = torch.ones((num_classes or 0) + 1, 1, dtype=torch.float64)
-    info = MixtureInfo(1, run.config.data.shape, num_classes, prior_CK)
-    return _as_configured(info, run, run.config.student_train if kind == "student" else run.config.expert.train)
-
-
-def _as_configured(info: MixtureInfo, run: Run, train: TrainConfig) -> MixtureInfo:
-    config = run.config
-    return replace(
-        info,
-        num_classes=config.data.num_classes,
-        trained_null=train.condition_dropout > 0,
-    )
+    return MixtureInfo(1, run.config.data.shape, num_classes, prior_CK, trained_null=train.condition_dropout > 0)
 
 
 def load_models(

@@ -241,6 +241,7 @@ class Trajectories:
             self.routing_BSK[:, :num_steps].transpose(0, 1).contiguous().cpu(),
             int(self.expert_rows_B.sum()),
             int(self.router_rows_B.sum()),
+            self.info.clusters,
         )
 
 

@@ -43,11 +43,13 @@ def plot_routing(
     times_S: Tensor,
     images: Sequence[np.ndarray] | None = None,
     titles: Sequence[str] = (),
+    clusters: Sequence[int] = (),
 ) -> None:
     """Write a picture (PNG, SVG or PDF, by the path's ending) with a row for each image, MAX_IMAGES at most.
 
     A row: the image (H, W, C in [0, 1]), its title, and over t from noise to data the weights of the experts,
-    stacked. `times_S`: where each step begins. ConfigError without matplotlib, or for another ending.
+    stacked. `times_S`: where each step begins. `clusters`: the experts' numbers; none: 0 to K - 1. ConfigError without
+    matplotlib, or for another ending.
     """
     require_matplotlib()
     from matplotlib import colormaps
@@ -74,9 +76,9 @@ def plot_routing(
     strip.set_xticks([1, 0.75, 0.5, 0.25, 0], ["t = 1, noise", ".75", ".5", ".25", "0, data"])
     strip.tick_params(axis="x", length=2, labelsize=8, labelcolor=INK, color=PALE)
     which = f" (the first {shown} of {num_images} images)" if shown < num_images else ""
-    used = np.flatnonzero(weights_SBK.any(axis=(0, 1)))
+    used = np.flatnonzero(weights_SBK.any(axis=(0, 1))).tolist()
     figure.legend(
-        handles=[Patch(color=colors[k], label=f"expert {k}") for k in used],
+        handles=[Patch(color=colors[k], label=f"expert {clusters[k] if clusters else k}") for k in used],
         title=f"Which expert painted what{which}",
         loc="outside upper center",
         ncols=8,

@@ -26,7 +26,7 @@ from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.sampling import pretrained
 from ddm_ray.sampling.export_folder import is_ours
 from ddm_ray.sampling.run_models import network_bytes, parse_network
-from ddm_ray.spelling import printable
+from ddm_ray.spelling import numbers_in_words, printable
 from ddm_ray.store.store import is_local
 
 Spec = dict[str, Any]
@@ -51,11 +51,13 @@ def read_trained(config: RunConfig, job: Artifact, init: InitFrom) -> nn.Module:
     Raises ConfigError where the source is none, holds another network, or many and none is named; MissingArtifact for
     one that isn't there or has not finished; CorruptArtifact, all of which begin with the field.
     """
-    spec, field = spec_of(config, job.kind, job.cluster), f"{part_of(job)}.train.init_from"
+    spec, part = spec_of(config, job.kind, job.cluster), part_of(job)
+    own = None if job.cluster is None else config.experts.get(job.cluster)
+    field = f"experts.{job.cluster}" if own and "init_from" in own.train else part
     try:
-        return _read(config, spec, job, init, field.removesuffix(".train.init_from"))
+        return _read(config, spec, job, init, f"experts.{job.cluster}" if own and own.model else f"{part}")
     except DDMError as error:
-        error.message = f"{field}: {error.message}"
+        error.message = f"{field}.train.init_from: {error.message}"
         raise
 
 
@@ -91,7 +93,8 @@ def _of_run(config: RunConfig, init: InitFrom, job: Artifact, spec: Spec, part: 
     kind, _, number = name.partition(" ")
     artifact = expert(int(number)) if number else Artifact(kind)
     if artifact not in trained_of(run.config):
-        raise ConfigError(f"{run.url} has no {name}: its experts are 0 to {len(run.experts) - 1}")
+        known = numbers_in_words(run.config.partition.clusters)
+        raise ConfigError(f"{run.url} has no {name}: its experts are {known}")
     where = f"{run.url}/{artifact}"
     if job.kind == "router" and config.changes.of_clusters:
         return _router_of_base(config, run)

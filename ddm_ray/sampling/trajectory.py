@@ -177,7 +177,7 @@ def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor
         mixed_ECHW = mix(layout.groups, velocities, chosen.weights_EK)
     # On a GPU nothing waits to look; `Trajectories.result` does.
     if mixed_ECHW.is_cpu and not mixed_ECHW.isfinite().all():
-        _raise_not_finite(turn, layout, velocities)
+        _raise_not_finite(state, turn, layout, velocities)
     if layout.guided_G is None:
         return mixed_ECHW
     count, scale = len(state), turn.planned["scale"]
@@ -188,7 +188,7 @@ def _mixed(state: Trajectories, turn: Turn, chosen: Chosen, answers: list[Tensor
     return primary_BCHW.index_copy(0, layout.guided_G, guided_GCHW)
 
 
-def _raise_not_finite(turn: Turn, layout: Layout, velocities: list[Tensor]) -> None:
+def _raise_not_finite(state: Trajectories, turn: Turn, layout: Layout, velocities: list[Tensor]) -> None:
     t_B = spread(turn.planned["t"], len(layout.guided_B))
     t_E = np.concatenate([t_B, t_B[layout.guided_B]])
     for group, velocity in zip(layout.groups, velocities, strict=True):
@@ -196,4 +196,5 @@ def _raise_not_finite(turn: Turn, layout: Layout, velocities: list[Tensor]) -> N
         if broken_R.any():
             entries = broken_R if group.rows_R is None else group.rows_R[broken_R]
             t = float(t_E[entries.numpy()][0])
-            raise NotFiniteError(f"expert {group.expert} gave a velocity that isn't finite at t = {t:.4g}")
+            number = state.info.clusters[group.expert]
+            raise NotFiniteError(f"expert {number} gave a velocity that isn't finite at t = {t:.4g}")

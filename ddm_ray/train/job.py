@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from ddm_ray.core.times import TimeSampling
 from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
-from ddm_ray.models.spec import denoiser_spec, router_spec, spec_of
+from ddm_ray.models.spec import router_spec, spec_of
 from ddm_ray.remedies import Begin
 from ddm_ray.run import graph
 from ddm_ray.run.graph import Artifact, shard
@@ -32,8 +33,8 @@ class TrainJob:
     """One training job of a run, all of it derived from `run.json`; `key` sets its random streams apart.
 
     Conditions are labels, with `null_label` for no condition; if that is None they are texts of `text_tokens` tokens.
-    `asked`: specs of the other networks that predict each row, one for each prediction. `guided`: these use guidance,
-    so that the job doesn't learn the velocity of the rows themselves.
+    `asked`: specs of the other networks that predict rows, each with its number of predictions a row. `guided`: these
+    use guidance, so that the job doesn't learn the velocity of the rows themselves.
     """
 
     artifact: Artifact
@@ -48,7 +49,7 @@ class TrainJob:
     flow: Flow
     times: TimeSampling
     augmentation: Augmentation
-    asked: tuple[dict[str, Any], ...] = ()
+    asked: tuple[tuple[dict[str, Any], Fraction], ...] = ()
     guided: bool = False
 
     @property
@@ -93,7 +94,8 @@ class TrainJob:
     @cached_property
     def _flops_of_a_row(self) -> tuple[int, int]:
         """FLOPs of a row with all its tokens, and of one with those that masking keeps."""
-        masking, asked = self.masking(0), sum(self._flops(spec, forward_flops_per_row) for spec in self.asked)
+        masking = self.masking(0)
+        asked = int(sum(share * self._flops(spec, forward_flops_per_row) for spec, share in self.asked))
         full = self._flops(self.spec, training_flops_per_row)
         kept = full if masking is None else self._flops(self.spec, training_flops_per_row, masking.num_kept)
         return full + asked, kept + asked
@@ -102,9 +104,9 @@ class TrainJob:
         return _flops_per_row(json.dumps(spec, sort_keys=True), count, self.image_shape, self.text_tokens, *kept)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _flops_per_row(spec: str, count: Callable[..., int], *row: Any) -> int:
-    """FLOPs of one row of a model by its spec as JSON; experts and monolith are alike."""
+    """FLOPs of one row of a model by its spec as JSON; many experts are alike."""
     return count(weights.build(json.loads(spec), "meta"), *row)
 
 
@@ -158,10 +160,12 @@ def _patch_size(spec: dict[str, Any], train: TrainConfig) -> int | None:
     return spec["config"]["patch_size"] if train.mask_ratio else None
 
 
-def _asked(config: RunConfig) -> tuple[dict[str, Any], ...]:
-    """Specs of the networks that a student's teacher asks about a row, at most."""
+def _asked(config: RunConfig) -> tuple[tuple[dict[str, Any], Fraction], ...]:
+    """The networks that a student's teacher asks, and how often about a row: the most experts, all of them alike."""
     teacher, clusters = config.student.teacher, config.partition.num_clusters
-    asked = [denoiser_spec(config)]
-    if teacher != "label":
-        asked = [denoiser_spec(config)] * parse_strategy(teacher, clusters).most(clusters) + [router_spec(config)]
-    return tuple(asked * (2 if config.student.guided else 1))
+    most = 1 if teacher == "label" else parse_strategy(teacher, clusters).most(clusters)
+    branches = 2 if config.student.guided else 1
+    asked = [
+        (spec_of(config, "expert", each), Fraction(branches * most, clusters)) for each in config.partition.clusters
+    ]
+    return tuple(asked if teacher == "label" else [*asked, (router_spec(config), Fraction(branches))])

@@ -19,7 +19,15 @@ from ddm_ray.run.graph import PARTITION, shard
 from ddm_ray.run.info import PartitionInfo, ShardInfo
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import ModelKind, Models, matched, monolith_info, row_networks, settings_of
+from ddm_ray.sampling.run_models import (
+    ModelKind,
+    Models,
+    expert_info,
+    matched,
+    monolith_info,
+    row_networks,
+    settings_of,
+)
 
 MAX_CLASSES, PER_CLASS = 8, 4
 ROWS_WITHOUT_CLASSES = 4
@@ -52,7 +60,8 @@ def picture(
         torch.tensor(labels).repeat_interleave(PER_CLASS),
         settings_of(run, kind).changed(strategy="once"),
     )
-    models = Models(monolith_info(run, kind), (model,), None, str(device))
+    info = monolith_info(run, kind) if cluster is None else expert_info(run, cluster)
+    models = Models(info, (model,), None, str(device))
     images_BCHW = models.sample(request, interrupted=given_up).images_BCHW
     if given_up():
         return None

@@ -27,7 +27,7 @@ from ddm_ray.run.manifest import Identity, Manifest
 from ddm_ray.run.run import Run
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.request import SampleRequest
-from ddm_ray.sampling.run_models import load_trained, monolith_info
+from ddm_ray.sampling.run_models import expert_info, load_trained
 
 PORTION, BATCH = 1024, 256
 """Images of a file, and images that are sampled at once."""
@@ -106,14 +106,14 @@ def make_replay(
 
 def images_of(run: Run, cluster: int) -> range:
     """Numbers of a cluster's images among the images of all experts, by the clusters' shares of the rows."""
-    rows_K = np.array(PartitionInfo.of(run.require(PARTITION)).rows_K)
+    rows_K, position = np.array(PartitionInfo.of(run.require(PARTITION)).rows_K), run.config.partition.position(cluster)
     ends_K = np.rint(run.config.router.replay * rows_K.cumsum() / max(1, rows_K.sum())).astype(int)
-    return range(int(ends_K[cluster - 1]) if cluster else 0, int(ends_K[cluster]))
+    return range(int(ends_K[position - 1]) if position else 0, int(ends_K[position]))
 
 
 def _planned(run: Run, cluster: int) -> ReplayPlan:
     numbers = images_of(run, cluster)
-    counts_C = np.array(PartitionInfo.of(run.require(PARTITION)).counts_CK)[:, cluster]
+    counts_C = np.array(PartitionInfo.of(run.require(PARTITION)).counts_CK)[:, run.config.partition.position(cluster)]
     draws = stream(run.config.router.train.seed, REPLAY, cluster)
     label_N = draws.choice(len(counts_C), len(numbers), p=counts_C / counts_C.sum()).tolist() if numbers else []
     firsts = range(0, len(numbers), PORTION)
@@ -141,7 +141,7 @@ class MakeReplay:
         run, cluster = self.chunks.run, self.chunks.artifact.cluster
         self.chunks.require_same(self.identity)
         assert cluster is not None
-        info, network = monolith_info(run), load_trained(run, expert(cluster), self.device)
+        info, network = expert_info(run, cluster), load_trained(run, expert(cluster), self.device)
 
         def sample(portion: ReplayPortion) -> pa.Table:
             request, parts = replay_request(run.config, portion), list[Tensor]()

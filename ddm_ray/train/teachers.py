@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from ddm_ray.core.condition import Condition, Text
-from ddm_ray.core.flow import interpolate
+from ddm_ray.core.flow import Flow, interpolate
 from ddm_ray.core.mixture import group_rows, mix, posterior
 from ddm_ray.core.routing import Strategy, parse_strategy
+from ddm_ray.core.snr import as_prediction
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
@@ -39,7 +40,7 @@ from ddm_ray.train.objectives import Batch
 
 @dataclass(frozen=True)
 class Teachers:
-    """Predictions of frozen experts, of the kind that they were trained for (velocity, noise, ...).
+    """Predictions of frozen experts, of the kind that the student learns (velocity, noise, ...), on its path.
 
     Mixing predictions is the same as mixing velocities: each is affine in the other at any (x, t), and weights sum to
     1. `strategy` chooses experts by the `router`'s posterior; None: the expert of a row's own cluster. Guidance is as
@@ -116,7 +117,8 @@ def load_teachers(run: Run, null_text: Text | None, device: torch.device) -> Tea
 
     Raises MissingArtifact for one that isn't finished, CorruptArtifact if a byte was altered.
     """
-    return _teachers(run, null_text, device, [_load(run, artifact, device) for artifact in run.experts])
+    experts = [_teacher(run, artifact, _load(run, artifact, device)) for artifact in run.experts]
+    return _teachers(run, null_text, device, experts)
 
 
 @contextmanager
@@ -128,20 +130,21 @@ def offloaded_teachers(
     Files of a run in an object store are copied once, when the expert is first used; `cache`: see `local_files`. They
     are verified each time that they are read. Raises as `load_teachers`, also when an expert is used.
     """
-    spec = spec_of(run.config, "expert")
-    max_bytes = network_bytes(spec)
     copies: dict[int, list[VerifiedFile]] = {}
     with ExitStack() as stack:  # copies on the disk go last, after the thread that makes them has ended
 
-        def fetch(cluster: int) -> nn.Module:
-            artifact = run.experts[cluster]
-            if cluster not in copies:
+        def fetch(expert: int) -> nn.Module:
+            artifact = run.experts[expert]
+            spec = spec_of(run.config, artifact.kind, artifact.cluster)
+            if expert not in copies:
                 manifest, published = run.require(artifact), Weights.finished(run, artifact)
                 names = [f"{published.prefix}/{name}" for name in NETWORK]
-                published.require_small(run, dict(zip(NETWORK, map(manifest.files.get, names), strict=True)), max_bytes)
-                copies[cluster] = stack.enter_context(local_files(run, manifest, names, cache))
-            described, tensors = map(_read, copies[cluster])
-            return _frozen(parse_network(described, tensors, f"{run.url}/{artifact}", spec)[0], device)
+                files = dict(zip(NETWORK, map(manifest.files.get, names), strict=True))
+                published.require_small(run, files, network_bytes(spec))
+                copies[expert] = stack.enter_context(local_files(run, manifest, names, cache))
+            described, tensors = map(_read, copies[expert])
+            network, _ = parse_network(described, tensors, f"{run.url}/{artifact}", spec)
+            return _teacher(run, artifact, _frozen(network, device))
 
         for artifact in run.experts:
             run.require(artifact)
@@ -156,6 +159,14 @@ def _read(file: VerifiedFile) -> bytes:
 
 def _load(run: Run, artifact: Artifact, device: torch.device) -> nn.Module:
     return _frozen(load_network(run, Weights.finished(run, artifact)), device)
+
+
+def _teacher(run: Run, artifact: Artifact, network: nn.Module) -> nn.Module:
+    """An expert as the student learns from it: as a network of the flow that is the student's."""
+    own, students = (
+        Flow(each.path, each.prediction) for each in (run.config.flow_of(artifact.cluster), run.config.flow)
+    )
+    return as_prediction(network, own, students)
 
 
 def _frozen(network: nn.Module, device: torch.device) -> nn.Module:

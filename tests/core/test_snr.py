@@ -6,10 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core import flow
 from ddm_ray.core.flow import PATHS, Flow
-from ddm_ray.core.snr import MatchedRouter, VelocityField, at_matched_snr, velocity_field
+from ddm_ray.core.snr import MatchedRouter, VelocityField, as_prediction, at_matched_snr, velocity_field
 from ddm_ray.errors import SamplingError
+from ddm_ray.sampling import driver
+from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from tests.core.paths_closed_form import (
     PAIRS,
     ExactNetwork,
@@ -169,6 +172,43 @@ def test_experts_and_a_router_of_different_paths_mix_to_the_exact_field(mixture,
     right = as_images(mixture.linear_velocity(x_BCHW.flatten(1), T_B))
     size = 1 + max(part.abs().max() for part in velocities)
     assert (mixed - right).abs().max() < 1e-8 * size
+
+
+@pytest.mark.parametrize("strategy", ["once", "full", "top-1"])
+def test_images_of_experts_of_different_flows_are_those_of_velocities(strategy: str) -> None:
+    """Up to what the documented ends of noise, data and score predictions leave over."""
+    mixture, count = PathMixture.random(7, 4, 3, (0.4, 1.0)), 4
+    info = MixtureInfo(count, (1, 1, 3), 0, mixture.weight_K[None], dtype=torch.float64)
+    flows = [Flow("cosine", "noise"), Flow(), Flow("ddpm", "velocity"), Flow("linear", "data")]
+    usual = [ExactNetwork(mixture.of(k), Flow()) for k in range(count)]
+    mixed = [velocity_field(ExactNetwork(mixture.of(k), of), of) for k, of in enumerate(flows)]
+    router = MatchedRouter(ExactRouter(mixture, "cosine"), "cosine")
+    settings = SamplingSettings(steps=12, strategy=strategy, solver="heun")
+    request = SampleRequest(tuple(range(32)), torch.zeros(32, dtype=torch.int64), settings)
+    right, actual = (driver.sample(request, info, experts, router) for experts in (usual, mixed))
+    assert right.experts_SB.unique().tolist() == [0, 1, 2, 3]
+    assert (actual.images_BCHW - right.images_BCHW).abs().max() < 0.03
+    if strategy == "once":
+        return
+    x_BCHW = as_images(mixture.points(3, 32, torch.full((32,), 0.4, dtype=torch.float64)))
+    right_BCHW, actual_BCHW = (
+        driver.mixture_velocity(x_BCHW, 0.4, request.condition, info, each, router, settings=settings)
+        for each in (usual, mixed)
+    )
+    torch.testing.assert_close(actual_BCHW, right_BCHW, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("own", PAIRS, ids=str)
+def test_an_expert_of_any_flow_predicts_as_one_of_another(own: Flow) -> None:
+    """What a student learns from it, on the student's path."""
+    mixture = PathMixture.random(3, 4, 5, (0.2, 0.8))
+    for students in PAIRS:
+        x_BCHW, t_B = at_matched_snr(Flow(students.path), as_images(mixture.points(1, len(T_B), T_B)), T_B)
+        right = ExactNetwork(mixture, students)(x_BCHW, t_B)
+        actual = as_prediction(ExactNetwork(mixture, own), own, students)(x_BCHW, t_B, NO_CONDITION)
+        torch.testing.assert_close(actual, right, rtol=1e-7, atol=1e-7)
+    network = ExactNetwork(mixture, own)
+    assert as_prediction(network, own, own) is network
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))

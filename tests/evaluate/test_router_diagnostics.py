@@ -234,5 +234,5 @@ def test_the_page_says_what_the_numbers_say(evaluated: Path) -> None:
     assert page.confusion_note.endswith("cluster 0, taken for 1 in 20%.")
     assert "mistake" not in router_page(router | {"confusion": [[80, 0], [0, 9]]}).confusion_note
     assert page.share_headings[-1] == "images by top-1"
-    assert page.share_lines[1][-1] == router["trajectories"][1]["last"][1]
+    assert page.share_lines[1][1][-1] == router["trajectories"][1]["last"][1]
     assert page.by_t_png[:4] == page.confusion_png[:4] == b"\x89PNG"

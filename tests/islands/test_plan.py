@@ -16,7 +16,7 @@ from ddm_ray import cli
 from ddm_ray.config import load_recipe
 from ddm_ray.data.sources.look import count_source_rows
 from ddm_ray.islands import plan as planning
-from ddm_ray.islands.needs import bytes_a_parameter, needs_of
+from ddm_ray.islands.needs import bytes_a_parameter, needs_of, too_large
 from ddm_ray.islands.plan import RunPlan
 from ddm_ray.placement import Island, TrainPlacement, Workers
 from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, Artifact, expert, experts_of, trained_of, wanted_of
@@ -195,3 +195,58 @@ def test_init_ends_with_the_table(tmp_path: Path) -> None:
     (experts,) = [line for line in lines if line[:1] == ["expert"]]
     assert experts == ["expert", "4", "392", "k", "449", "28.7", "kB", ">", "1.42", "GB", "7.83", "MB", "?"]
     assert lines[-1][:3] == ["next:", "ddm", "prepare"]
+
+
+ISLANDS = """
+islands:
+  attic: {memory_gib: 2.5}
+  office: {use_gpu: true, memory_gib: 4}
+  lab: {use_gpu: true, workers: 8, memory_gib: 80}
+  shed: {}
+  hut: {memory_gib: 1}
+"""
+
+
+def proposed(run: Run, islands: Path, text: str = ISLANDS) -> str:
+    islands.write_text(text)
+    done = CliRunner().invoke(cli.main, ["plan", run.url, "--islands", str(islands)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_each_island_is_told_the_largest_expert_that_it_has_memory_for(tmp_path: Path) -> None:
+    settings = ("data.source=digits", "data.channels=3", "data.num_classes=10", "partition.numbers=[0, 1, 4, 5]")
+    run = begin(tmp_path, "images64", *settings, "partition.num_clusters=4")
+    shown = proposed(run, tmp_path / "islands.yaml")
+    for line in ("attic: an expert of size Ti at most", "office: an expert of size B", "lab: an expert of size XL"):
+        assert line in shown
+    assert "shed: its memory isn't known: set memory_gib" in shown and "hut: 1.07 GB of memory are too little" in shown
+    setting = shown.partition("--set '")[2].partition("'")[0]
+    config = load_recipe("images64", (*settings, "partition.num_clusters=4", setting))
+    assert [config.expert_of(cluster).model.width for cluster in (0, 1, 4, 5)] == [192, 768, 1152, 192]
+    again = Run.create(str(tmp_path / "sized"), config)
+    islands = {name: Island(name=name, memory_gib=gib) for name, gib in (("a", 2.5), ("b", 100))}
+    sizes = [each.size for each in planning.largest_sizes(again, [*islands.values()])]
+    assert sizes == ["Ti", "XL"]
+    models = wanted_of(config)
+    assert too_large(again, models, Island(name="a")) == []
+    assert too_large(again, models, islands["b"]) == []
+    assert too_large(again, models, islands["a"]) == [expert(1), expert(4)]
+    done = CliRunner().invoke(cli.main, ["work", again.url, "--island", "hut", "--placement", '{"memory_gib": 1}'])
+    assert "island hut: memory_gib 1 is too little for experts/000, experts/001" in done.stderr
+
+
+def test_nothing_is_proposed_for_other_networks_or_once_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    island = Island(name="north", memory_gib=100)
+    assert planning.largest_sizes(begin(tmp_path / "paper", "ddm-24b"), [island]) == []
+    run = begin(tmp_path)
+    monkeypatch.setattr(planning, "free_bytes", lambda: 2e9)
+    (plan,) = planning.largest_sizes(run, [Island(name="here")])
+    assert (plan.free, plan.size) == (2e9, "Ti"), "a single island is this machine"
+    monkeypatch.setattr("ddm_ray.islands.needs.status", lambda *_: type("Status", (), {"fraction": 0.1}))
+    assert planning.largest_sizes(run, [island]) == []
+    (tmp_path / "islands.yaml").write_text(ISLANDS)
+    done = CliRunner().invoke(cli.main, ["plan", run.url, "--islands", str(tmp_path / "islands.yaml")])
+    assert done.exit_code == 1 and "names 5 islands" in done.stderr

@@ -123,7 +123,7 @@ def load_rows(
 def _tables(
     run: Run, artifacts: Sequence[Artifact], split: str, most: int | None, seed: int | None
 ) -> Iterator[tuple[pa.Table, int]]:
-    """The rows of `load_rows` file by file, as they are stored, each with its cluster."""
+    """The rows of `load_rows` file by file, as they are stored, each with its cluster's position."""
     shares = first_rows(run, artifacts, split, None if seed is not None else most)
     total, first = sum(share.rows for share in shares), 0
     drawn_N = (
@@ -168,7 +168,7 @@ class Loader:
         Raises MissingArtifact, DriftError, CorruptArtifact, StorageError, and DataError if there are no rows.
         """
         self._config, self._batch = _config_of(run, artifacts), batch
-        # Each file, its name for error messages, and its cluster.
+        # Each file, its name for error messages, and the position of its cluster.
         self._files: list[tuple[VerifiedFile, str, int]] = []
         groups: list[RowGroup] = []
         num_bytes = 0

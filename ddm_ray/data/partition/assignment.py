@@ -109,8 +109,9 @@ def assign_rows(
         return assigned
     check_rows(rows.run, int(assigned.rows_train_K.sum()), num_clusters)
     if empty := np.flatnonzero(assigned.rows_train_K == 0).tolist():
+        numbers = [rows.run.config.partition.clusters[each] for each in empty]
         raise DataError(
-            f"{rows.run.url}: clusters {empty} have no training row: too few different rows;"
+            f"{rows.run.url}: clusters {numbers} have no training row: too few different rows;"
             " use fewer partition.num_clusters"
         )
     return assigned

@@ -42,28 +42,29 @@ def size_warnings(config: RunConfig, info: PartitionInfo) -> list[str]:
     rows_K = np.array(info.rows_K)
     num_clusters, num_rows = len(rows_K), int(rows_K.sum())
     lines = []
-    for cluster in np.flatnonzero(rows_K >= min(0.9, 2.5 / num_clusters) * num_rows) if num_clusters > 1 else ():
+    clusters = config.partition.clusters
+    for each in np.flatnonzero(rows_K >= min(0.9, 2.5 / num_clusters) * num_rows) if num_clusters > 1 else ():
         cure = "; try a run with partition.max_share, another embedder or metric" if config.partition.by_kmeans else ""
         lines.append(
-            f"cluster {cluster} has {rows_K[cluster] / num_rows:.0%} of the training rows, where an equal share is"
+            f"cluster {clusters[each]} has {rows_K[each] / num_rows:.0%} of the training rows, where an equal share is"
             f" {1 / num_clusters:.0%}: its expert has most to learn in the same number of steps{cure}"
         )
-    batch, tenth = config.expert.train.batch, int(0.1 / num_clusters * num_rows)
-    if len(tiny := np.flatnonzero(rows_K < max(batch, tenth))):
-        names, cure = some([str(cluster) for cluster in tiny], 8), "try a run with fewer partition.num_clusters"
+    least_K = np.maximum([config.expert_of(each).train.batch for each in clusters], int(0.1 / num_clusters * num_rows))
+    if len(tiny := np.flatnonzero(rows_K < least_K)):
+        names, cure = some([str(clusters[each]) for each in tiny], 8), "try a run with fewer partition.num_clusters"
         lines.append(
-            f"clusters of fewer than {max(batch, tenth):,} training rows, which their experts see again and again:"
+            f"clusters of fewer than {least_K[tiny].max():,} training rows, which their experts see again and again:"
             f" {names}" + (f"; {cure}" if config.partition.by_kmeans else "")
         )
     return lines
 
 
-def unlike(fit: Sequence[ClusterFit]) -> list[str]:
+def unlike(config: RunConfig, fit: Sequence[ClusterFit]) -> list[str]:
     """A line if appended rows are unlike the rows that the clusters were made from; empty if they are alike."""
     rows, far = sum(each.rows for each in fit if each.far is not None), sum(each.far or 0 for each in fit)
     if far < max(MIN_FAR, UNLIKE * rows):
         return []
-    most = max(range(len(fit)), key=lambda cluster: fit[cluster].far or 0)
+    most = config.partition.clusters[max(range(len(fit)), key=lambda each: fit[each].far or 0)]
     return [
         f"{far:,} of {rows:,} new rows are farther from the centre of their cluster than {FAR} % of the earlier rows"
         f" are, most of them in cluster {most}: these pictures are unlike those that the clusters were made of; look at"

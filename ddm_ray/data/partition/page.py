@@ -62,7 +62,7 @@ def _table(
 ) -> dict[str, Sequence[Any]]:
     """The table of clusters by column. Shares are numbers in [0, 1], images are Shown, everything else is text."""
     total = sum(info.rows_K)
-    table: dict[str, Sequence[Any]] = {"cluster": [str(cluster) for cluster in range(len(info.rows_K))]}
+    table: dict[str, Sequence[Any]] = {"cluster": [str(cluster) for cluster in config.partition.clusters]}
     if any(shown_K):
         table["images"] = shown_K
     table |= {

@@ -97,7 +97,7 @@ class ReportBuilder:
         fit = self._fit()
         info = ReportInfo(
             silhouette=self._silhouette(),
-            warnings=(*unlike(fit), *size_warnings(self._config, self._info)),
+            warnings=(*unlike(self._config, fit), *size_warnings(self._config, self._info)),
             fit=fit,
             far_K=self._far_K or self._limits(),
         )

@@ -50,14 +50,14 @@ def application(args: ServeArgs, limits: Limits) -> Application:
     resident = args.resident if args.placement == "multiplexed" else None
     shared = (Computing(args.device, args.max_rows, args.precision, args.compile, resident), args.pin_file)
     own = (run.url, *shared, args.refresh_s, args.authenticator(), limits)
-    data, num_experts = run.config.data, run.config.partition.num_clusters
+    data, clusters = run.config.data, run.config.partition.clusters
     known = row_networks(run)
     encoder = (ENCODER, Encoder, data.text, known.get("text encoder"))
     decoder = (DECODER, Decoder, data.latents, known.get("autoencoder"))
     codecs = [each for each in (encoder, decoder) if each[2]]
     per_expert = args.placement == "per-expert"
     # Rounded down, so that the shares of all parts never need more than one GPU.
-    num_parts = (num_experts + len(codecs) if per_expert else args.replicas) + (args.dense is not None)
+    num_parts = (len(clusters) + len(codecs) if per_expert else args.replicas) + (args.dense is not None)
     share = {"num_cpus": NUM_CPUS, "num_gpus": int(1000 / num_parts) / 1000 if on_gpu else 0}
 
     def replica(name: str, network: int | str) -> Application:
@@ -68,7 +68,7 @@ def application(args: ServeArgs, limits: Limits) -> Application:
     if not per_expert:
         ingress = serve.deployment(name="api", num_replicas=args.replicas, ray_actor_options=share, **PART)(API)
         return ingress.bind(*own, (), others, args.dense)
-    experts = [replica(expert_name(cluster), cluster) for cluster in range(num_experts)]
+    experts = [replica(expert_name(cluster), cluster) for cluster in clusters]
     for name, kind, config, fingerprint in codecs:
         part = serve.deployment(name=name, ray_actor_options=share, **PART)(kind)
         others[name] = part.bind(config, args.device, fingerprint)

@@ -46,9 +46,10 @@ class ExpertReplica:
         run = Run.open(run_url)
         self._data, self._device = run.config.data, computing.device
         if isinstance(network, int):
-            versions, self._cluster, self._info = Versions(run, pin_file), network, mixture_info(run)
+            versions, self._info = Versions(run, pin_file), mixture_info(run)
+            self._expert = run.config.partition.position(network)
         else:
-            versions, self._cluster, self._info = Versions(run, pin_file, network), 0, monolith_info(run, network)
+            versions, self._expert, self._info = Versions(run, pin_file, network), 0, monolith_info(run, network)
         self._networks = Networks(run, self._info, computing)
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
         self._failed = dict[Pair, tuple[float, DDMError]]()
@@ -56,14 +57,14 @@ class ExpertReplica:
         self._velocities: VelocityServer | None = None
 
         async def load_own(version: Version, weights: Weights) -> bool:
-            if weights.artifact not in (versions.experts[self._cluster], ROUTER):
+            if weights.artifact not in (versions.experts[self._expert], ROUTER):
                 return False
             await asyncio.to_thread(self._networks.of, weights)
             return True
 
         try:
             version = await versions.loadable(load_own, strict=True)
-            await self.load(version.pair(self._cluster))
+            await self.load(version.pair(self._expert))
         # Wrong pins or damaged weights don't stop the replica: each call names the weights that it needs.
         except (ConfigError, CorruptArtifact, DriftError) as error:
             LOG.warning("no weights are loaded yet: %s", error)
@@ -98,7 +99,7 @@ class ExpertReplica:
                 yield endpoint
 
     def _asked(self, weights: Pair, packed: bytes) -> "Future[Tensor]":
-        return self._used_now(weights).ask(unpack_call(packed, self._cluster, self._info, self._device))
+        return self._used_now(weights).ask(unpack_call(packed, self._expert, self._info, self._device))
 
     async def load(self, weights: Pair) -> None:
         """Make an engine of these weights ready. Raises CorruptArtifact, DriftError."""
@@ -146,8 +147,8 @@ class ExpertReplica:
         at, error = self._failed.get(weights, (-np.inf, None))
         if error is not None and time.monotonic() - at < RETRY_S:
             raise error
-        version = Version.of_pair(self._cluster, self._info.num_experts, weights)
-        parts = (self._info, version, [self._cluster], self._networks, self._data)
+        version = Version.of_pair(self._expert, self._info.num_experts, weights)
+        parts = (self._info, version, [self._expert], self._networks, self._data)
         try:
             engine = await asyncio.to_thread(local_engine, *parts)
         except (CorruptArtifact, DriftError) as error:

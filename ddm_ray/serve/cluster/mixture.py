@@ -115,6 +115,7 @@ class ServedMixture:
         ]
         router = None if version.router is None else await asyncio.to_thread(self._networks.of, version.router)
         answer = answer_from(of_expert, router, self._meters.asked)
-        engine = BatchEngine(answer, scheduler=Scheduler(self._networks.computing.max_rows))
+        cost_K = await asyncio.to_thread(self._networks.cost_K) if len(of_expert) > 1 else None
+        engine = BatchEngine(answer, scheduler=Scheduler(self._networks.computing.max_rows), cost_K=cost_K)
         engine.start()
         return Runners(of_expert, LocalRunner(engine), engine)

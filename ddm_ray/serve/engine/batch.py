@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddm_ray.core.condition import join
 from ddm_ray.sampling.request import ExpertCall
-from ddm_ray.sampling.state import Trajectories
+from ddm_ray.sampling.state import Layout, Trajectories
 from ddm_ray.serve.engine.runner import Segment
 from ddm_ray.serve.engine.scheduler import Job
 
@@ -37,9 +37,9 @@ class JobRows:
         """Note a velocity of these rows; the estimate for those to come assumes as many experts."""
         self.job.velocities -= 1
         (plan,) = self.rows.plans
-        if plan.rule.most_experts > 1 and self.job.velocities:
+        if self.job.velocities:
             position, most_N = int(position_B[0]), plan.most_rows_N
-            self.job.rows_each = int(network_rows_B.sum()) * float(most_N[position:].mean() / most_N[position - 1])
+            self.job.rows_each = float(network_rows_B.sum() * most_N[position:].mean() / most_N[position - 1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +74,30 @@ class RowBatch:
         if not stay:
             return None
         return RowBatch([part for part, _ in stay], self.state.rows(np.concatenate([rows for _, rows in stay])))
+
+
+def rows_each(rows: Trajectories, until: int, cost_K: np.ndarray | None) -> float:
+    """Rows of networks that a velocity of these rows of one plan takes at most, from now to velocity `until`.
+
+    `cost_K`: see `BatchEngine`. Of rows that hold no expert yet any may be drawn.
+    """
+    (plan,) = rows.plans
+    most = len(rows) * float(plan.most_rows_N[int(rows.position_B[0]) : until].mean())
+    if cost_K is None:
+        return most
+    weights_BK = rows.weights_BK.numpy()
+    held_BK = np.where(weights_BK.any(axis=1, keepdims=True), weights_BK > 0, True)
+    return most * float(((held_BK @ cost_K) / held_BK.sum(axis=1)).mean())
+
+
+def network_rows_B(layout: Layout, cost_K: np.ndarray | None) -> np.ndarray:
+    """Rows of networks that each row of a velocity takes, by what its experts cost."""
+    if cost_K is None:
+        return layout.experts_B
+    cost_E = layout.used_EK @ cost_K
+    cost_B = cost_E[: len(layout.guided_B)].copy()
+    cost_B[layout.guided_B] += cost_E[len(cost_B) :]
+    return cost_B
 
 
 class Pace:

@@ -16,7 +16,7 @@ from ddm_ray.errors import DDMError, ServeError
 from ddm_ray.sampling.request import ExpertCall, NetworkCall
 from ddm_ray.sampling.state import Trajectories, require_finite_result
 from ddm_ray.sampling.trajectory import advance, next_calls, turned
-from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, joined_call
+from ddm_ray.serve.engine.batch import JobRows, Pace, RowBatch, joined_call, network_rows_B, rows_each
 from ddm_ray.serve.engine.engine_thread import STOPS, EngineThread
 from ddm_ray.serve.engine.runner import DeadlineError, ExpertError, Segment
 from ddm_ray.serve.engine.scheduler import MAX_TIMEOUT_S, Job, OverloadedError, Scheduler
@@ -46,14 +46,16 @@ class BatchEngine(EngineThread):
         clock: Callable[[], float] = time.monotonic,
         changed: threading.Condition | None = None,
         pace: Pace | None = None,
+        cost_K: np.ndarray | None = None,
     ):
         """`here_K` (bool, None: all): experts that `answer` can call. `clock` gives seconds.
 
+        `cost_K`: what a row of each expert costs in rows of the mean one, if they aren't alike; None: all cost one.
         Engines that share one thread share `changed`, which wakes it for work, and `pace`; they aren't started.
         """
         super().__init__(changed)
         self.scheduler = Scheduler() if scheduler is None else scheduler
-        self._answer, self._here_K, self._clock = answer, here_K, clock
+        self._answer, self._here_K, self._clock, self._cost_K = answer, here_K, clock, cost_K
         self._parts: dict[Job, JobRows] = {}
         self._batch: RowBatch | None = None
         self._calls: list[tuple[ExpertCall, Future[Tensor]]] = []
@@ -101,11 +103,11 @@ class BatchEngine(EngineThread):
         if seconds is not None and seconds <= 0:
             raise DeadlineError(f"out of time, {until - position} velocities before the end")
         now = self._clock()
-        rows_each = len(rows) * float(plan.most_rows_N[position:until].mean())
+        each = rows_each(rows, until, self._cost_K)
         if seconds is None:
-            alone = (until - position) * self.scheduler.speed.seconds(rows_each)
+            alone = (until - position) * self.scheduler.speed.seconds(each)
             seconds = max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * alone) if alone else MAX_TIMEOUT_S
-        job = Job(len(rows), until - position, rows_each, now + seconds)
+        job = Job(len(rows), until - position, each, now + seconds)
         with self._changed:
             if self._closed:
                 raise ServeError(STOPS)
@@ -223,14 +225,16 @@ class BatchEngine(EngineThread):
         self._pace.keep(after.state.x_BCHW)
         # From the end of one to the end of the next, so that the work between them counts.
         self._ended = self._clock()
-        network_rows_B = after.state.expert_rows_B - batch.state.expert_rows_B
-        self.scheduler.speed.ran(float(network_rows_B.sum()), self._ended - began)
+        assert batch.state.turn is not None
+        assert batch.state.turn.chosen is not None
+        paid_B = network_rows_B(batch.state.turn.chosen.layout, self._cost_K)
+        self.scheduler.speed.ran(float(paid_B.sum()), self._ended - began)
         ended = {part: after.rows(span) for part, span in after.spans() if part.job.velocities == 1}
         rest = after.only([part for part in after.parts if part not in ended]) if ended else after
         # Nothing fails from here on: all parts have had this velocity, or none.
         self._num_velocities, self._num_failures = self._num_velocities + 1, 0
         for part, span in after.spans():
-            part.ran(after.state.position_B[span], network_rows_B[span])
+            part.ran(after.state.position_B[span], paid_B[span])
         for part, rows in ended.items():
             self._end(part, part.segment(rows, np.full(part.job.rows, -1)))
         return rest

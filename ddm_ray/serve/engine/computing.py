@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +20,9 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ServeError
 from ddm_ray.jobs.published import Weights
 from ddm_ray.models.compiled import compile_blocks
+from ddm_ray.models.flops import forward_flops_per_row
+from ddm_ray.models.spec import experts_by_network
+from ddm_ray.models.weights import build
 from ddm_ray.remedies import Give
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.buckets import Buckets, Padded, bucket_sizes
@@ -70,6 +74,20 @@ class Networks:
         self._loaded: dict[Weights, Field] = {}
         self._loading: dict[Weights, threading.Lock] = {}
         self._lock = threading.Lock()
+
+    def cost_K(self) -> np.ndarray | None:
+        """Costs of a row of each expert of the mixture, in rows of the mean one, by FLOPs; None if all are alike."""
+        alike, data = experts_by_network(self._run.config), self._run.config.data
+        if len(alike) == 1:
+            return None
+        tokens = 0 if data.text is None else data.text.tokens
+        flops = {
+            cluster: forward_flops_per_row(build(spec, "meta"), data.shape, tokens)
+            for spec, clusters in alike
+            for cluster in clusters
+        }
+        flops_K = np.array([flops[cluster] for cluster in self._run.config.partition.clusters], np.float64)
+        return flops_K / flops_K.mean()
 
     def of(self, weights: Weights) -> Field:
         """The network of these weights. Raises CorruptArtifact, DriftError, and ServeError if it can't be compiled."""

@@ -51,19 +51,24 @@ def multiplexed_runners(info: MixtureInfo, version: Version, networks: Networks,
 
 
 def local_engine(
-    info: MixtureInfo, version: Version, clusters: list[int], networks: Networks, data: DataConfig
+    info: MixtureInfo, version: Version, positions: list[int], networks: Networks, data: DataConfig
 ) -> BatchEngine:
-    """An engine with these experts of a version and its router, warm and running. Raises as `Networks.of` does."""
+    """An engine with the experts of a version at these positions and its router, warm and running.
+
+    Raises as `Networks.of` does.
+    """
     torch.set_num_threads(1)
     experts: list[driver.Field | None] = [None] * info.num_experts
-    for cluster in clusters:
-        weights = version.experts[cluster]
-        experts[cluster] = None if weights is None else networks.of(weights)
+    for position in positions:
+        weights = version.experts[position]
+        experts[position] = None if weights is None else networks.of(weights)
     router = None if version.router is None else networks.of(version.router)
     answer = partial(driver.answers, experts=experts, router=router)
-    here_K = None if len(clusters) == info.num_experts else np.isin(np.arange(info.num_experts), clusters)
-    engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows))
-    present = [cluster for cluster in clusters if experts[cluster] is not None]
+    here_K = None if len(positions) == info.num_experts else np.isin(np.arange(info.num_experts), positions)
+    # An engine of one expert learns the speed of that one.
+    cost_K = None if len(positions) == 1 else networks.cost_K()
+    engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows), cost_K=cost_K)
+    present = [position for position in positions if experts[position] is not None]
     warm_up(engine, info, data, present, networks.computing.device)
     engine.start()
     return engine
@@ -79,8 +84,8 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
     assert computing.resident is not None
     present = [weights is not None for weights in experts_K]
 
-    def load(cluster: int) -> torch.nn.Module:
-        weights = experts_K[cluster]
+    def load(position: int) -> torch.nn.Module:
+        weights = experts_K[position]
         assert weights is not None
         network = networks.of(weights)
         networks.forget(weights)  # of which there is a copy from now on
@@ -93,21 +98,23 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
     experts = OffloadedToHost(load, present, computing.device, computing.resident, here)
     networks.packed = {each: experts.packed[cluster] for cluster, each in enumerate(experts_K) if each is not None}
     router = None if version.router is None else networks.of(version.router)
-    multiplexer = Multiplexer(experts, router, computing.max_rows)
-    clusters = [cluster for cluster, here in enumerate(present) if here]
-    warm_up(multiplexer.of_expert[clusters[0]], info, data, clusters[:1], computing.device)
-    warm_up(multiplexer.mixing, info, data, clusters, computing.device)
+    cost_K = networks.cost_K()
+    multiplexer = Multiplexer(experts, router, computing.max_rows, clusters=info.clusters, cost_K=cost_K)
+    positions = [position for position, here in enumerate(present) if here]
+    for first in {experts.form_of(position): position for position in reversed(positions)}.values():
+        warm_up(multiplexer.of_expert[first], info, data, [first], computing.device)
+    warm_up(multiplexer.mixing, info, data, positions, computing.device)
     multiplexer.start()
     return multiplexer
 
 
-def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, clusters: list[int], device: str) -> None:
+def warm_up(engine: BatchEngine, info: MixtureInfo, data: DataConfig, positions: list[int], device: str) -> None:
     """Run a few velocities of one row and of many, so that the engine knows its speed before the first request."""
     settings = SamplingSettings(strategy="oracle", steps=3)
     for number, count in enumerate((1, 1, engine.scheduler.max_rows)):
         if number == 1:
             engine.scheduler.speed.forget()  # what runs first is slower than it ever will be
-        cluster_B = torch.tensor(clusters)[torch.arange(count) % len(clusters)]
+        cluster_B = torch.tensor(positions)[torch.arange(count) % len(positions)]
         request = SampleRequest(tuple(range(count)), any_condition(data, count), settings, cluster_B)
         future = engine.submit(start(request, info, device), np.inf)
         while not future.done():

@@ -13,12 +13,13 @@ from torch import Tensor
 from ddm_ray.errors import DDMError
 from ddm_ray.sampling import driver
 from ddm_ray.sampling.offload import OffloadedToHost
+from ddm_ray.sampling.packed_weights import PackedWeights
 from ddm_ray.sampling.request import NetworkCall
 from ddm_ray.serve.engine.batch import Pace
 from ddm_ray.serve.engine.batch_engine import BatchEngine
 from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.runner import ExpertError
-from ddm_ray.serve.engine.scheduler import MAX_ROWS, Scheduler
+from ddm_ray.serve.engine.scheduler import MAX_ROWS, Scheduler, Speed
 from ddm_ray.serve.engine.swap_scheduler import MIXING, SwapScheduler
 from ddm_ray.spelling import one_line
 
@@ -38,30 +39,37 @@ class Multiplexer(EngineThread):
         router: driver.Field | None,
         max_rows: int = MAX_ROWS,
         clock: Callable[[], float] = time.monotonic,
+        clusters: Sequence[int] = (),
+        cost_K: np.ndarray | None = None,
     ):
-        """`max_rows` of a batch. `clock` gives seconds."""
+        """`max_rows` of a batch. `clock` gives seconds. `clusters`: the experts' numbers; none: 0 to K - 1.
+
+        `cost_K`: see `BatchEngine`.
+        """
         super().__init__()
         count = len(experts)
+        self.clusters = clusters or range(count)
         self.slots = SwapScheduler(count, experts.resident)
         self.swaps_K, self.waited_K = np.zeros(count, np.int64), np.zeros(count)
         self._experts, self._clock = experts, clock
         experts.on_fetch = self._fetched
-        pace, named = Pace(), _NamedFailures(experts)
+        pace, named = Pace(), _NamedFailures(experts, self.clusters)
 
         def answer(calls: Sequence[NetworkCall]) -> list[Tensor]:
             return driver.answers(calls, named, router)
 
-        def engine(here_K: np.ndarray | None) -> BatchEngine:
+        def engine(here_K: np.ndarray | None, cost_K: np.ndarray | None = None) -> BatchEngine:
             scheduler = Scheduler(max_rows, device=self.slots)
-            return BatchEngine(answer, here_K, scheduler, clock, self._changed, pace)
+            return BatchEngine(answer, here_K, scheduler, clock, self._changed, pace, cost_K)
 
         self.of_expert = [engine(np.arange(count) == expert) for expert in range(count)]
-        self.mixing = engine(None)
+        self.mixing = engine(None, cost_K)
         self._engines = {**dict(enumerate(self.of_expert)), MIXING: self.mixing}
         self._number = {engine.scheduler: number for number, engine in self._engines.items()}
-        for each in self.of_expert:
-            # Experts are alike: an engine with few requests knows its speed from the others.
-            each.scheduler.speed = self.of_expert[0].scheduler.speed
+        speed_of = dict[PackedWeights | None, Speed]()
+        for expert, each in enumerate(self.of_expert):
+            # Many experts are alike: an engine with few requests knows its speed from those of its form.
+            each.scheduler.speed = speed_of.setdefault(experts.form_of(expert), each.scheduler.speed)
         self._before: int | None = None
 
     @property
@@ -128,8 +136,8 @@ class Multiplexer(EngineThread):
 class _NamedFailures:
     """The experts; one that can't be fetched raises ExpertError."""
 
-    def __init__(self, experts: OffloadedToHost):
-        self._experts, self.prefetch = experts, experts.prefetch
+    def __init__(self, experts: OffloadedToHost, clusters: Sequence[int]):
+        self._experts, self._clusters, self.prefetch = experts, clusters, experts.prefetch
 
     def __len__(self) -> int:
         return len(self._experts)
@@ -144,5 +152,6 @@ class _NamedFailures:
         except DDMError:
             raise
         except Exception as error:
-            LOG.warning("the weights of expert %d don't come: %s", expert, one_line(error, 500))
-            raise ExpertError(f"the weights of expert {expert} don't come: {type(error).__name__}", expert) from error
+            number = self._clusters[expert]
+            LOG.warning("the weights of expert %d don't come: %s", number, one_line(error, 500))
+            raise ExpertError(f"the weights of expert {number} don't come: {type(error).__name__}", expert) from error

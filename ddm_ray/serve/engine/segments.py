@@ -21,7 +21,7 @@ from ddm_ray.serve.engine.runner import AwayError, Runner, Segment
 
 @dataclass(frozen=True)
 class Sampled:
-    """The images of a request, and the experts that were left out of it because they are away.
+    """The images of a request, and the positions of experts that were left out of it because they are away.
 
     `cut`: how many tokens of the prompt are kept, and of how many; None: all are.
     """
@@ -30,10 +30,15 @@ class Sampled:
     away: frozenset[int]
     cut: tuple[int, int] | None = None
 
+    @property
+    def away_numbers(self) -> list[int]:
+        """The numbers of the experts that were left out."""
+        return [self.result.clusters[expert] for expert in sorted(self.away)]
+
 
 OnSegment = Callable[[int, int, int, float | None], None]
-"""Called after each segment with the engine's expert (-1: all), its velocities, how many rows then switched, and for
-the first ones of a request the seconds before them."""
+"""Called after each segment with the number of the engine's expert (-1: all), its velocities, how many rows then
+switched, and for the first ones of a request the seconds before them."""
 OnStop = Callable[[SampleResult], Awaitable[None]]
 """Called with the result as it would be if nothing changed from here on, and the routing of the steps so far."""
 
@@ -115,7 +120,8 @@ class SegmentSampler:
         if self._on_segment is not None:
             velocities, switched = int(segment.rows.position_B[0]) - begun_at, int((segment.needed_B >= 0).sum())
             waited_s = None if begun_at else segment.waited_s
-            self._on_segment(-1 if engine is self._mixing else expert, velocities, switched, waited_s)
+            number = -1 if engine is self._mixing else self.info.clusters[expert]
+            self._on_segment(number, velocities, switched, waited_s)
 
     def _info_without(self, away: frozenset[int]) -> MixtureInfo:
         if not away:

@@ -31,27 +31,32 @@ Pair = tuple[Weights | None, Weights | None]
 
 @dataclass(frozen=True)
 class Version:
-    """The weights that a request is sampled with, of each expert and of the router; None: none are published yet."""
+    """The weights that a request is sampled with, of each expert and of the router; None: none are published yet.
+
+    `clusters`: the experts' numbers; none: 0 to K - 1.
+    """
 
     experts: tuple[Weights | None, ...]
     router: Weights | None
+    clusters: tuple[int, ...] = ()
 
     @classmethod
-    def of_pair(cls, cluster: int, num_experts: int, weights: Pair) -> "Version":
-        """A version with only one expert."""
+    def of_pair(cls, expert: int, num_experts: int, weights: Pair) -> "Version":
+        """A version with only the expert at this position."""
         own, router = weights
-        return cls(tuple(own if number == cluster else None for number in range(num_experts)), router)
+        return cls(tuple(own if each == expert else None for each in range(num_experts)), router)
 
-    def pair(self, cluster: int) -> Pair:
-        """The weights of one expert and of the router."""
-        return self.experts[cluster], self.router
+    def pair(self, expert: int) -> Pair:
+        """The weights of the expert at this position and of the router."""
+        return self.experts[expert], self.router
 
     def __iter__(self) -> Iterator[Weights]:
         return (weights for weights in (self.router, *self.experts) if weights is not None)
 
     def steps(self) -> dict[str, dict[str, Any] | None]:
         """Steps of the weights of each network, by its name, and whether its training has ended."""
-        named = {expert_name(number): weights for number, weights in enumerate(self.experts)}
+        numbers = self.clusters or range(len(self.experts))
+        named = {expert_name(number): weights for number, weights in zip(numbers, self.experts, strict=True)}
         named |= {str(ROUTER): self.router}
         if own := [weights for weights in self if weights.artifact.kind in EXTRAS]:
             named = {own[0].artifact.kind: own[0]}
@@ -110,7 +115,8 @@ class Versions:
             raise ServeError(
                 f"no {first.kind} of {run.url} has published weights yet", run.make(first, with_others=True)
             )
-        return Version(experts, chosen.get(ROUTER))
+        clusters = tuple(each.cluster for each in self.experts if each.cluster is not None)
+        return Version(experts, chosen.get(ROUTER), clusters)
 
     async def loadable(self, load: "Load", strict: bool = False) -> Version:
         """The newest version that `load` can load completely: in place of damaged weights it has older ones.
@@ -151,9 +157,9 @@ def network_name(job: Artifact) -> str:
     return str(job) if job.cluster is None else expert_name(job.cluster)
 
 
-def expert_name(expert: int) -> str:
-    """The name of an expert, and of its deployment: expert-003."""
-    return f"expert-{expert:03d}"
+def expert_name(cluster: int) -> str:
+    """The name of a cluster's expert, and of its deployment: expert-003."""
+    return f"expert-{cluster:03d}"
 
 
 def read_pins(url: str) -> dict[str, int]:

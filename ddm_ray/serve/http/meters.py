@@ -65,7 +65,7 @@ class Meters:
     ) -> None:
         """Count a segment, its images that switched experts, and the seconds before it if it began a request.
 
-        `expert`: -1 for an engine of all. `label`: of a network that isn't an expert.
+        `expert`: its number, -1 for an engine of all. `label`: of a network that isn't an expert.
         """
         name = label or ("all" if expert < 0 else expert_name(expert))
         if waited_s is not None:
@@ -103,6 +103,6 @@ class _Swaps(Collector):
             ("ddm_swap_wait_seconds", "Time for which computing waited for weights", engines.waited_K),
         ):
             family = CounterMetricFamily(name, text, labels=["expert"])
-            for expert, count in enumerate(counts_K.tolist()):
-                family.add_metric([expert_name(expert)], count)
+            for cluster, count in zip(engines.clusters, counts_K.tolist(), strict=True):
+                family.add_metric([expert_name(cluster)], count)
             yield family

@@ -5,6 +5,7 @@ Shapes: CHW image, S steps.
 
 import base64
 import json
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -33,12 +34,12 @@ def stretches(experts_S: list[int]) -> list[dict[str, int]]:
 
 
 def model_entry(
-    name: str, config: RunConfig, credit: str | None, num_experts: int, defaults: SamplingSettings
+    name: str, config: RunConfig, credit: str | None, clusters: Sequence[int], defaults: SamplingSettings
 ) -> dict[str, Any]:
     """OpenAI's model object, and beside it what a client may want to know before it asks for images.
 
     `classes`: names for a prompt, null where it is any text; `size` of images; `credit` for the pictures that it learnt
-    from, if they ask for one; `defaults` of sampling.
+    from, if they ask for one; `defaults` of sampling. `clusters`: the experts' numbers.
     """
     data = config.data
     _, height, width = data.pixel_shape
@@ -47,7 +48,7 @@ def model_entry(
         "object": "model",
         "created": 0,
         "owned_by": "ddm-ray",
-        "experts": [expert_name(expert) for expert in range(num_experts)],
+        "experts": [expert_name(cluster) for cluster in clusters],
         "classes": list(data.class_names) if data.text is None else None,
         "size": f"{width}x{height}",
         "credit": credit,
@@ -86,14 +87,14 @@ def expert_stretches(generation: Generation, sampled: Sampled) -> list[list[dict
     """Per image the experts that sampled it, in stretches of steps; none for a single network."""
     if generation.alone:
         return [[] for _ in sampled.result.images_BCHW]
-    return [stretches(experts_S) for experts_S in sampled.result.experts_SB.T.tolist()]
+    return [stretches(numbers_S) for numbers_S in sampled.result.numbers_SB.T.tolist()]
 
 
 def degraded(sampled: Sampled) -> dict[str, Any]:
     """Fields on how the images differ from the request, mostly none: experts left out, a prompt cut."""
     fields: dict[str, Any] = {}
     if sampled.away:
-        fields["degraded"] = [expert_name(expert) for expert in sorted(sampled.away)]
+        fields["degraded"] = [expert_name(number) for number in sampled.away_numbers]
     if sampled.cut:
         kept, num_tokens = sampled.cut
         fields["truncated"] = {"tokens": num_tokens, "kept": kept}

@@ -55,7 +55,7 @@ def http_app(service: Service) -> FastAPI:
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     entries = {
         name: model_entry(
-            name, config, service.credit, 0 if model.alone else model.sampler.info.num_experts, model.defaults
+            name, config, service.credit, () if model.alone else model.sampler.info.clusters, model.defaults
         )
         for name, model in service.models.items()
     }

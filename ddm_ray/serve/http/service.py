@@ -99,9 +99,9 @@ class Service:
         self.meters.seconds.labels(strategy).observe(time.monotonic() - began)
         for expert, steps in enumerate(torch.bincount(sampled.result.experts_SB.flatten()).tolist()):
             if steps and not generation.alone:
-                self.meters.steps.labels(expert_name(expert)).inc(steps)
-        for expert in sampled.away:
-            self.meters.degraded.labels(expert_name(expert)).inc()
+                self.meters.steps.labels(expert_name(sampled.result.clusters[expert])).inc(steps)
+        for number in sampled.away_numbers:
+            self.meters.degraded.labels(expert_name(number)).inc()
         return sampled
 
 

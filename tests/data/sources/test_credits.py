@@ -28,7 +28,7 @@ def test_whoever_shows_samples_credits_the_pictures(tmp_path: Path, monkeypatch:
     shown = {
         "card": model_card(run, "monolith"),
         "evaluation": " ".join(findings(read_metrics(run, "one"))),
-        "server": str(model_entry("emoji", run.config, run.credit, 2, run.config.sample)["credit"]),
+        "server": str(model_entry("emoji", run.config, run.credit, (0, 1), run.config.sample)["credit"]),
     }
     assert [name for name, text in shown.items() if CREDIT not in text] == []
 

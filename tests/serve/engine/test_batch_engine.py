@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -45,6 +46,17 @@ class Clock:
     def answer(self, calls: Sequence[NetworkCall]) -> list[Tensor]:
         self.calls.append(calls)
         self.now += self.a_call
+        return HERE(calls)
+
+
+@dataclass
+class Unlike(Clock):
+    """Experts whose rows take other times each."""
+
+    seconds_K: Sequence[float] = (1.0, 1.0, 4.0, 10.0)
+
+    def answer(self, calls: Sequence[NetworkCall]) -> list[Tensor]:
+        self.now += sum(self.seconds_K[each.expert] * len(each.t_B) for each in calls if isinstance(each, ExpertCall))
         return HERE(calls)
 
 
@@ -294,3 +306,24 @@ def test_the_host_keeps_one_velocity_ahead_of_a_gpu(monkeypatch: pytest.MonkeyPa
         "recorded 2",
         "waited for 1",
     ]
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_the_time_of_rows_is_that_of_their_own_experts(scale: float) -> None:
+    """Once the engine has seen each expert, it foresees the seconds of all that follow, large or small."""
+    clock = Unlike()
+    cost_K = np.array(clock.seconds_K) / np.mean(clock.seconds_K)
+    engine = BatchEngine(clock.answer, clock=clock, cost_K=cost_K)
+    for strategy, clusters in (("oracle", (0, 3, 2)), ("full", (0,)), ("top-1", (0,)), ("oracle", (3,))):
+        for cluster in clusters:
+            settings = SamplingSettings(strategy=strategy, steps=4, guidance_scale=scale)
+            asked = SampleRequest((1, 2), torch.tensor([0, 1]), settings, torch.tensor([cluster, cluster]))
+            future = engine.submit(start(asked, SYSTEM.info()), 1e9)
+            (job,), began = engine.scheduler.jobs, clock.now
+            if strategy != "oracle":
+                engine.tick()  # only then is it known which experts the rows take
+            left, foreseen = clock.now, job.velocities * engine.scheduler.speed.seconds(job.rows_each)
+            run(engine)
+            assert future.result().rows.done_B.all()
+            if strategy in ("full", "oracle") and began:
+                assert clock.now - left == pytest.approx(foreseen)

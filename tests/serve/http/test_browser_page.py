@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ddm_ray.sampling.trace import HUES
 from ddm_ray.serve.engine.local_runner import LocalRunner
 from ddm_ray.serve.http.guard import Guard
 from tests.conftest import ROOT, wait_for
+from tests.random_run import make_run
 from tests.serve.conftest import pixels
 from tests.serve.http.browser import Site, Tab, chromium, serving, tab
 from tests.serve.http.test_http_app import Served
@@ -65,6 +67,18 @@ def opened(browser: Browser, site: Site) -> Iterator[Tab]:
 @pytest.fixture
 def page(opened: Tab) -> Page:
     return opened.page
+
+
+def test_experts_are_called_by_the_numbers_of_their_clusters(browser: Browser, tmp_path: Path) -> None:
+    made = Served(make_run(str(tmp_path / "run"), settings=("partition.numbers=[1, 4]",), num_rows=60))
+    try:
+        with serving(Guard(made.app)) as site, tab(browser, site.url) as opened:
+            expect(opened.page.locator("#legend li")).to_have_text(["expert 1", "expert 4"])
+            paint(opened.page, ("top-1",), steps="2")
+            shown = opened.page.locator(".shares li")
+            expect(shown.first).to_have_text(re.compile("expert [14]"))
+    finally:
+        made.engine.close()
 
 
 def paint(page: Page, strategies: tuple[str, ...] = (), **fields: str) -> None:

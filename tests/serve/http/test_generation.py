@@ -108,7 +108,7 @@ def test_answer_pairs_images_with_seeds_and_experts() -> None:
     generation = resolve(GenerationRequest(prompt="1", n=2, seed=40), CONFIG, DEFAULTS, INFO)
     images_BCHW = torch.stack([torch.full((1, 8, 8), -1.0), torch.full((1, 8, 8), 1.0)])
     routing_SBK = torch.nn.functional.one_hot(torch.tensor([[0, 1], [0, 0]]), 2)
-    result = SampleResult(images_BCHW, routing_SBK, 4, 0)
+    result = SampleResult(images_BCHW, routing_SBK, 4, 0, (0, 1, 2))
     body = images_response(generation, Sampled(result, frozenset()), "tiny", 123)
     shades = [Image.open(io.BytesIO(base64.b64decode(item["b64_json"]))).getpixel((0, 0)) for item in body["data"]]
     assert shades == [0, 255] and [item["seed"] for item in body["data"]] == [40, 41]

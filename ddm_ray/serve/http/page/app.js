@@ -3,7 +3,7 @@
 import { model, paint, useToken } from "./api.js";
 import { Cell, made } from "./cell.js";
 import { asked, at, drawSeed, FieldError, mark, offer, unmark } from "./form.js";
-import { swatch } from "./strip.js";
+import { call, spoken, swatch } from "./strip.js";
 
 const AT_ONCE = 4; // requests on their way; browsers allow six to a server
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
@@ -39,6 +39,7 @@ function present(answer) {
   document.title = `${served.id} · ddm-ray`;
   at("model").textContent = served.id;
   const { length } = served.experts;
+  call(served.experts);
   at("about").textContent = `${length === 1 ? "One expert" : `${length} experts that never met`}, mixed into one model. Watch who paints, and when.${served.credit ? ` Learnt from pictures of others: ${served.credit}` : ""}`;
   at("legend").replaceChildren(...served.experts.map((_, expert) => swatch(expert)));
   offer(served);
@@ -112,7 +113,7 @@ async function finish(cell, { fields }, control) {
       cell.show(event);
       const { degraded, truncated } = event;
       if (truncated) cell.say("away", `only the first ${truncated.kept} of the prompt's ${truncated.tokens} tokens count`);
-      if (degraded) cell.say("away", `without ${degraded.map(named).join(" and ")}, which cannot be reached now`);
+      if (degraded) cell.say("away", `without ${degraded.map(spoken).join(" and ")}, which cannot be reached now`);
       tell(`${cells.filter(({ done }) => done).length} of ${images(cells.length)} done.`);
       return;
     } catch (error) {
@@ -130,8 +131,6 @@ function frames(steps) {
   const most = STILL.matches || side > 512 ? 3 : side > 128 ? 8 : 24;
   return Math.min(most, Math.max(0, Math.ceil(steps) - 1));
 }
-
-const named = (name) => `expert ${served.experts.indexOf(name)}`;
 
 /** Wait as long as the server wants, and count. */
 async function pause(cell, { message, retryAfter }, signal) {

@@ -5,6 +5,17 @@ const SVG = "http://www.w3.org/2000/svg";
 const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#332288", "#9c755f", "#bab0ac"];
 const MOST_STRETCHES = 4;
 const SEEN = 0.005; // the least share that is spoken of
+let names = []; // of the experts, in the order of their weights
+
+/** What experts are called by: their names on the server, such as expert-003. */
+export function call(served) {
+  names = served;
+}
+
+/** An expert's name on the server as people read it. */
+export const spoken = (name) => `expert ${Number(name.split("-")[1])}`;
+
+const called = (expert) => (names[expert] ? spoken(names[expert]) : `expert ${expert}`);
 
 /** The colour of an expert. */
 export function colour(expert) {
@@ -17,7 +28,7 @@ export function swatch(expert, text = "") {
   const dot = item.appendChild(document.createElement("span"));
   dot.className = "dot";
   dot.style.backgroundColor = colour(expert);
-  item.append(`expert ${expert}`);
+  item.append(called(expert));
   if (text) item.appendChild(document.createElement("span")).textContent = text;
   return item;
 }
@@ -87,9 +98,9 @@ export function inWords(routing) {
   const parts = stretches(routing);
   const alone = routing.every((weights) => Math.max(...weights) > 1 - SEEN);
   if (alone && parts.length <= MOST_STRETCHES) {
-    return parts.map(({ expert, steps }) => `expert ${expert} for ${steps} ${steps === 1 ? "step" : "steps"}`).join(", then ");
+    return parts.map(({ expert, steps }) => `${called(expert)} for ${steps} ${steps === 1 ? "step" : "steps"}`).join(", then ");
   }
-  const listed = shares(routing).map(({ expert, share }) => `expert ${expert} ${percent(share)}`);
+  const listed = shares(routing).map(({ expert, share }) => `${called(expert)} ${percent(share)}`);
   const switches = parts.length - 1;
   const changes = switches === 0 ? "does not change" : `changes ${switches === 1 ? "once" : `${switches} times`}`;
   return `${listed.join(", ")}; the heaviest ${changes}`;
