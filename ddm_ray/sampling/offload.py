@@ -132,9 +132,9 @@ class OffloadedToHost(Offloaded):
         self._unmeasured: deque[tuple[int, Fetch]] = deque()
 
     def form_of(self, expert: int) -> PackedWeights | None:
-        """The form that an expert shares with those that are like it; None for an expert that isn't there."""
+        """The form that experts alike share; None for an expert that isn't there."""
         packed = self.packed.get(expert)
-        return None if packed is None else packed.form
+        return packed.form if packed else None
 
     def _form(self, network: nn.Module) -> PackedWeights:
         """The form of a network; a new one where there is none like it."""
