@@ -51,10 +51,17 @@ def completed(config: RunConfig, artifact: Artifact, fields: dict[str, Any]) -> 
     for name, part in reads.items():
         if isinstance(part, BaseModel) and name in fields:
             with suppress(ValueError):  # ValidationError is one, too
-                spelled[name] = (
-                    type(part).model_validate(own_batch(fields[name], sharing, name)).model_dump(mode="json")
-                )
+                older = _with_a_source(own_batch(fields[name], sharing, name))
+                spelled[name] = type(part).model_validate(older).model_dump(mode="json")
     return _without_placement(spelled)
+
+
+def _with_a_source(job: Any) -> Any:
+    """The fields of a job with a source of the weights that it begins with, which an identity leaves out."""
+    train = job.get("train") if isinstance(job, dict) else None
+    if not isinstance(train, dict) or train.get("init_from") != {}:
+        return job
+    return {**job, "train": {**train, "init_from": {"source": "left out"}}}
 
 
 def _without_placement(fields: dict[str, Any]) -> dict[str, Any]:
