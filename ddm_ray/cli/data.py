@@ -205,6 +205,7 @@ def partition(
 
     artifact = PARTITION if cluster is None else shard(cluster)
     run = make(run_url, artifact, stage, mends=True)
+    _begin_as_nearest(run)
     if cluster is None:
         if info := ReportInfo.of_either(run.manifest(REPORT), run.manifest(PARTITION)):
             if info.silhouette is not None:
@@ -216,6 +217,22 @@ def partition(
         say(f"look at it: {run.url}/{REPORT}/report.html")
     models = ("all",) if cluster is None else ("expert", str(cluster))
     say(f"next: {ddm_line('train', run_url, *models)}")
+
+
+def _begin_as_nearest(run: Any) -> None:
+    """Copy the weights that new experts begin with, if these are to be those of the nearest cluster."""
+    from ddm_ray.run.inputs import beginnings_of
+
+    if not beginnings_of(run.config):
+        return
+    from ddm_ray.data.partition.groups import nearest_cluster
+    from ddm_ray.sampling.initial_weights import copy_nearest, unfinished_nearest
+
+    for job in unfinished_nearest(run):
+        assert job.cluster is not None
+        cluster = nearest_cluster(run, job.cluster)
+        copy_nearest(run, job, cluster)
+        say(f"expert {job.cluster} begins with the weights of expert {cluster}, the nearest one")
 
 
 def _fit(fit: ClusterFit) -> str:

@@ -1,6 +1,6 @@
 """Deriving a run from another one, as `ddm init --from` does: what becomes of each artifact, and the new run."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ddm_ray.cli.command import progress, say, waiting, warn
 from ddm_ray.cli.fixes import command, ddm_line
@@ -27,7 +27,7 @@ def derive(
     appended: str | None,
     added: tuple[str, ...],
     clusters: tuple[int, ...],
-    begin_from: int | None,
+    begin_from: "int | Literal['nearest'] | None",
     drop: tuple[int, ...],
     split: tuple[int, ...],
     retrain: tuple[int, ...],

@@ -69,7 +69,7 @@ def option(argument: str) -> str:
 
 def command(run_url: str, artifact: str) -> str:
     """The command that makes an artifact of a run."""
-    again = {"reference": "the same command again", "beginning": "the same ddm init again"}
+    again = {"reference": "the same command again", "beginning": "the same ddm init again, and ddm partition"}
     return again.get(Artifact(artifact).kind) or ddm_line(*command_words(run_url, artifact))
 
 

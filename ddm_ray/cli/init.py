@@ -13,6 +13,17 @@ from ddm_ray.cli.sources import SourcesCommand
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import some
 
+
+class ExpertOrNearest(click.ParamType):
+    """The number of an expert, or the word for the nearest one."""
+
+    name = "expert"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """See click."""
+        return "nearest" if value == "nearest" else int(click.IntRange(0).convert(value, param, ctx))
+
+
 CLUSTERS: dict[str, Any] = {"multiple": True, "type": click.IntRange(0), "metavar": "K"}
 
 
@@ -37,7 +48,11 @@ CLUSTERS: dict[str, Any] = {"multiple": True, "type": click.IntRange(0), "metava
 @click.option("--add", "added", multiple=True, metavar="URI", help="With --from: these images form a new cluster.")
 @click.option("--clusters", multiple=True, type=click.IntRange(1), metavar="N", help="Number of clusters of --add.")
 @click.option(
-    "--begin-from", type=click.IntRange(0), metavar="K", help="New experts begin with the weights of expert K."
+    "--begin-from",
+    type=ExpertOrNearest(),
+    metavar="K",
+    help="With --add: the new expert begins with the weights of expert K, or of the `nearest` cluster's. Default:"
+    " random ones.",
 )
 @click.option("--drop", **CLUSTERS, help="With --from: cluster K leaves, with its expert and its images.")
 @click.option("--split", **CLUSTERS, help="With --from: cluster K becomes two, with experts that begin as expert K.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ddm_ray.config.changes import Appended, Changes, Joined
 from ddm_ray.config.recipe import apply_settings
@@ -10,6 +10,7 @@ from ddm_ray.config.run import RunConfig, parse_config
 from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import numbers_in_words
 
+NEAREST: Literal["nearest"] = "nearest"
 CHILDREN = 2
 """Clusters that a cluster is split into."""
 
@@ -19,14 +20,15 @@ class ChangeRequest:
     """Differences from the base.
 
     `settings`: fields of the configuration, as `a.b=value`. `append`: new files for the clusters that there are. `add`:
-    images for new clusters, each source with the number of its clusters. `begin_from`: the expert with the weights
-    that theirs begin with, None for random ones. `drop`, `split`, `retrain`: clusters.
+    images for new clusters, each source with the number of its clusters. `begin_from`: the number of the expert with
+    the weights that theirs begin with, NEAREST for that of the nearest cluster, None for random ones. `drop`, `split`,
+    `retrain`: clusters.
     """
 
     settings: tuple[str, ...] = ()
     append: Appended | None = None
     add: tuple[tuple[str, int], ...] = ()
-    begin_from: int | None = None
+    begin_from: int | Literal["nearest"] | None = None
     drop: tuple[int, ...] = ()
     split: tuple[int, ...] = ()
     retrain: tuple[int, ...] = ()
@@ -79,7 +81,7 @@ def _of_partition(config: RunConfig) -> dict[str, Any]:
 
 def _require_possible(base: RunConfig, request: ChangeRequest) -> None:
     known, partition = base.partition.clusters, base.partition
-    begins = () if request.begin_from is None else (request.begin_from,)
+    begins = (request.begin_from,) if isinstance(request.begin_from, int) else ()
     named = {"drop": request.drop, "split": request.split, "retrain": request.retrain, "begin from": begins}
     for verb, clusters in named.items():
         for cluster in clusters:
@@ -91,6 +93,8 @@ def _require_possible(base: RunConfig, request: ChangeRequest) -> None:
         raise ConfigError(f"begin from {request.begin_from}: is for new clusters, and none is added")
     if request.append and request.split:
         raise ConfigError("new files can't join clusters that are being split: derive a run with these, and then split")
+    if request.begin_from == NEAREST and not partition.by_kmeans:
+        raise ConfigError(f"partition.method is {partition.method}: only clusters of k-means have a nearest one")
     several = bool(request.split) or any(number > 1 for _, number in request.add)
     if several and not partition.by_kmeans:
         raise ConfigError(
@@ -132,7 +136,9 @@ def _experts(
     first = request.begin_from
     for each in changes.joined:
         for cluster in each.clusters:
-            if first is not None:
+            if first == NEAREST:
+                differing[cluster] = _beginning(None, {"source": url, "network": NEAREST})
+            elif first is not None:
                 differing[cluster] = _beginning(differing.get(first), {"source": url, "network": f"expert {first}"})
             elif base.expert.train.init_from or request.append:
                 differing[cluster] = _beginning(None, None)

@@ -25,8 +25,9 @@ class InitFrom(StrictModel):
     )
     network: str | None = Field(
         default=None,
-        pattern="^(own|monolith|student|router|expert [0-9]{1,9})$",
-        description="which one of it: monolith, expert 3, and so on; own: each begins with its namesake",
+        pattern="^(own|nearest|monolith|student|router|expert [0-9]{1,9})$",
+        description="which one of it: monolith, expert 3, and so on; own: each begins with its namesake; nearest: a new"
+        " cluster's expert with that of the nearest cluster",
     )
 
 

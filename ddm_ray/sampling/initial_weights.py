@@ -6,7 +6,7 @@ island, and runs that begin with the same weights know them for the same, wherev
 
 import json
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -95,6 +95,24 @@ def require_initial_weights(config: RunConfig, kept: Collection[str] = ()) -> No
             copy.read(config)
 
 
+def unfinished_nearest(run: Run) -> list[Artifact]:
+    """The experts that are to begin as the nearest one, and have no copy of its weights yet."""
+    begins = {copy.job: copy for copy in _copies(run.config, nearest=True)}
+    return [job for job, copy in begins.items() if not run.finished(copy.artifact)]
+
+
+def copy_nearest(run: Run, job: Artifact, cluster: int) -> None:
+    """Copy the weights of the expert of a `cluster` of the base, with which another expert begins.
+
+    Raises ConfigError if that is another network, and as `create_run`.
+    """
+    [copy] = [each for each in _copies(run.config, nearest=True) if each.job == job]
+    own = replace(copy, init=copy.init.model_copy(update={"network": f"expert {cluster}"}))
+    network = own.read(run.config)
+    assert network is not None
+    own.commit(run, network)
+
+
 def load_initial_weights(run: Run, artifact: Artifact, spec: dict[str, object]) -> nn.Module:
     """The network of a copy, in eval mode. Raises MissingArtifact, CorruptArtifact if a byte was altered."""
     manifest = run.require(artifact)
@@ -102,12 +120,13 @@ def load_initial_weights(run: Run, artifact: Artifact, spec: dict[str, object]) 
     return parse_network(described, tensors, f"{run.url}/{artifact}", spec)[0]
 
 
-def _copies(config: RunConfig) -> Iterator[_Copy]:
+def _copies(config: RunConfig, nearest: bool = False) -> Iterator[_Copy]:
+    """The copies of weights that are known from the start, or those of the nearest expert."""
     copied = set[Artifact]()
     for job in trained_of(config):
         part = part_of(job)
         init = train_of(config, part, job.cluster).init_from if part else None
         for artifact in beginning_of(config, job):
-            if init and artifact not in copied:
+            if init and artifact not in copied and nearest == (init.network == "nearest"):
                 copied.add(artifact)
                 yield _Copy(artifact, job, init)

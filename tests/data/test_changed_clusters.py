@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load
 
+from ddm_ray.data.partition.groups import nearest_cluster
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
 from ddm_ray.data.schema import embeddings, trains
@@ -19,7 +20,7 @@ from ddm_ray.models.spec import spec_of
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, owner_rows, rows_of, shard
 from ddm_ray.run.info import PartitionInfo, TrainedInfo
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.initial_weights import load_initial_weights
+from ddm_ray.sampling.initial_weights import copy_nearest, load_initial_weights, unfinished_nearest
 from ddm_ray.sampling.run_models import load_models, load_trained, mixture_info
 from ddm_ray.train.job import train_job
 from ddm_ray.train.teachers import first_model
@@ -185,6 +186,21 @@ def test_an_experts_weights_may_begin_a_new_one(four: Run, tmp_path: Path) -> No
     run = derive(four, url=str(tmp_path / "more"), add=((str(tmp_path / "scans"), 1),), begin_from=2)
     make_data(run)
     own, first = load_trained(four, expert(2)).state_dict(), first_model(run, train_job(run, expert(4))).state_dict()
+    assert all(torch.equal(first[name], own[name]) for name in own)
+
+
+def test_a_new_expert_may_begin_as_the_nearest_one(four: Run, tmp_path: Path) -> None:
+    ids = sorted(ids_of(four, 1))[:12]
+    for each in ids:
+        path = tmp_path / "scans" / each
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(four.config.data.source) / each, path)
+    run = derive(four, url=str(tmp_path / "more"), add=((str(tmp_path / "scans"), 1),), begin_from="nearest")
+    make_data(run)
+    assert unfinished_nearest(run) == [expert(4)] and nearest_cluster(run, 4) == 1
+    copy_nearest(run, expert(4), nearest_cluster(run, 4))
+    assert unfinished_nearest(run) == []
+    own, first = load_trained(four, expert(1)).state_dict(), first_model(run, train_job(run, expert(4))).state_dict()
     assert all(torch.equal(first[name], own[name]) for name in own)
 
 

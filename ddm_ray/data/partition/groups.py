@@ -87,6 +87,14 @@ def groups_that_change(run: Run) -> list[Group]:
     return groups
 
 
+def nearest_cluster(run: Run, cluster: int) -> int:
+    """The number of the base's cluster that has its centroid nearest to that of a new cluster."""
+    clusters, made = run.config.partition.clusters, run.config.changes.made
+    coarse_KD = Clustering.read(run, run.require(CENTROIDS)).centroids.coarse_KD
+    distance_K = np.linalg.norm(coarse_KD - coarse_KD[clusters.index(cluster)], axis=1)
+    return min((each for each in clusters if each not in made), key=lambda each: distance_K[clusters.index(each)])
+
+
 def restricted(clustering: Clustering, places: list[int]) -> Clustering:
     """The centroids of some clusters, by their places."""
     every, of = clustering.centroids, np.array(places)
