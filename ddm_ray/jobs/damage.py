@@ -37,14 +37,9 @@ class Damage:
     def error(self, run: Run, seen_from: Artifact | None = None) -> CorruptArtifact:
         """The error, with its remedy. `seen_from`: the artifact of the run that is named beside it."""
         key = f"{self.artifact}/{self.name}"
-        holder = _holder(run, key)
+        holder = run.holder(key)
         where = key.removeprefix(f"{seen_from}/") if seen_from and holder is run else f"{holder.url}/{key}"
         return CorruptArtifact(f"{where}: {self.what}", holder.mend(self.artifact))
-
-
-def _holder(run: Run, key: str) -> Run:
-    """The run that has an object: this one, or one that it extends."""
-    return _holder(run.base, key) if run.base and run.inherits(key) else run
 
 
 def damages(

@@ -130,7 +130,7 @@ def _status(run: Run, artifact: Artifact, files: JobFiles | None) -> Status:
     picture = files.picture if files else None
 
     def in_state(state: State, **facts: Any) -> Status:
-        return Status(artifact, state, run=run.url, picture=picture, **facts)
+        return Status(artifact, state, run=run.holder(artifact).url, picture=picture, **facts)
 
     # An input that is damaged has a line of its own.
     known = files is None or files.committed or files.unlisted

@@ -43,9 +43,7 @@ class Run:
         kept: Mapping[Artifact, str] | None = None,
     ):
         self.store, self.url = store, store.url
-        self.config = config
-        self.base = base
-        self.kept = kept or {}
+        self.config, self.base, self.kept = config, base, kept or {}
 
     @classmethod
     def create(
@@ -291,13 +289,12 @@ class Run:
 
     def mend(self, artifact: Artifact) -> Mend:
         """The remedy for a damaged artifact. Its training states, or its source, may be sound."""
-        return self.base.mend(artifact) if self.base and self.inherits(artifact) else Mend(self.url, artifact)
+        return Mend(self.holder(artifact).url, artifact)
 
     def remake(self, artifact: Artifact, delete: str | None = None) -> Make:
         """The remedy for what was made otherwise: delete it, or its file at the URL `delete`, and make it again."""
-        if self.base and self.inherits(artifact):
-            return self.base.remake(artifact, delete)
-        return Make(self.url, committed_by_stage(self.config, artifact), delete or f"{self.url}/{artifact}")
+        holder = self.holder(artifact)
+        return Make(holder.url, committed_by_stage(holder.config, artifact), delete or f"{holder.url}/{artifact}")
 
     def predecessors(self, artifact: Artifact) -> tuple["Run", ...]:
         """The runs before this one, nearest first, that may have a state from which its training job continues.
@@ -310,6 +307,10 @@ class Run:
         if any(before.get(name) != digest for name, digest in self.identity(artifact).inputs.items()):
             return ()
         return (self.base, *self.base.predecessors(artifact))
+
+    def holder(self, key: str) -> "Run":
+        """The run that has an object: this one, or one that it was derived from."""
+        return self.base.holder(key) if self.base and self.inherits(key) else self
 
     def inherits(self, key: str) -> bool:
         """True if the key lies in the run that this one was derived from."""
