@@ -86,8 +86,10 @@ def init(run_url: str, recipe: str | None, base: str | None, settings: tuple[str
       ddm init runs/2 --from runs/1 --append                          new files in RUN1's source
       ddm init runs/2 --from runs/1 --add ~/scans                     a data owner joins: a new cluster and expert
       ddm init runs/2 --from runs/1 --drop 3 --copy                   a data owner leaves
-      ddm init runs/2 --from runs/1 --split 3 --set router.train.steps=500
+      ddm init runs/2 --from runs/1 --split 3 --set experts.new.train.steps=2000 --set router.train.steps=500
       ddm init runs/2 --from runs/1 --retrain 3 --set experts.3.model.size=S
+
+    Settings of experts.new are those of all new clusters' experts.
     """
     if (recipe is None) == (base is None):
         raise ConfigError("give --recipe NAME, or --from RUN1 to derive the run from another one")

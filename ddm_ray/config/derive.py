@@ -11,6 +11,8 @@ from ddm_ray.errors import ConfigError
 from ddm_ray.spelling import numbers_in_words
 
 NEAREST: Literal["nearest"] = "nearest"
+NEW = "experts.new."
+"""Beginning of settings for the experts of all new clusters."""
 CHILDREN = 2
 """Clusters that a cluster is split into."""
 
@@ -66,13 +68,26 @@ def derived_config(base: RunConfig, url: str, request: ChangeRequest, has_router
         fields["router"]["train"]["init_from"] = _own(url) if has_router else None
     if base.student.train is None and any(each.startswith("student.train.") for each in request.settings):
         fields["student"]["train"] = base.student_train.model_dump(mode="json")
-    apply_settings(fields, request.settings)
+    apply_settings(fields, _for_new_experts(request.settings, changes))
     config = parse_config(
         fields, "the derived run" + (f" with {' '.join(request.settings)}" if request.settings else "")
     )
     if request.of_clusters and _of_partition(config) != _of_partition(base):
         raise ConfigError("partition: clusters that change one by one can't be made again, too: derive two runs")
     return config
+
+
+def _for_new_experts(settings: Sequence[str], changes: Changes) -> list[str]:
+    """The settings, with one for each new cluster in place of one for all of them (`experts.new.`)."""
+    if not changes.made and any(each.startswith(NEW) for each in settings):
+        raise ConfigError(
+            f"{NEW.rstrip('.')} is for new clusters, and there is none: name the cluster, as in experts.3"
+        )
+    return [
+        each.replace(NEW, f"experts.{cluster}.", 1)
+        for each in settings
+        for cluster in (changes.made if each.startswith(NEW) else (0,))
+    ]
 
 
 def _of_partition(config: RunConfig) -> dict[str, Any]:

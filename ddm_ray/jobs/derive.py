@@ -141,7 +141,8 @@ def _require_extendable(before: RunConfig, after: RunConfig, artifact: Artifact)
     done, train = (train_of(config, part, artifact.cluster) for config in (before, after))
     where = f"{part}.train"
     if train.steps < done.steps:
-        raise ConfigError(f"{where}.steps is {done.steps} in the base, and {train.steps} are fewer: {OTHERWISE}")
+        new = "; for new experts alone, set experts.new.train.steps" if after.changes.made else ""
+        raise ConfigError(f"{where}.steps is {done.steps} in the base, and {train.steps} are fewer: {OTHERWISE}{new}")
     if train.schedule not in EXTENDABLE:
         raise ConfigError(
             f"{where}.schedule is {train.schedule}: its rate falls towards the last step: the {done.steps} that are"

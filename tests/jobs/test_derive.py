@@ -102,6 +102,15 @@ def test_children_begin_as_their_parent_and_others_as_is_wanted(eight: RunConfig
     assert near.train.init_from.network == "expert 3" and near.model.width == 16
 
 
+def test_settings_of_new_experts_are_theirs_alone(eight: RunConfig) -> None:
+    request = ChangeRequest(settings=("experts.new.train.steps=9",), split=(3,), add=(("x", 1),))
+    config = derived_config(eight, "a", request)
+    assert [config.expert_of(cluster).train.steps for cluster in (0, 8, 9, 10)] == [300, 9, 9, 9]
+    assert config.expert_of(9).train.init_from.network == "expert 3"
+    with pytest.raises(ConfigError, match=r"experts.new is for new clusters, and there is none"):
+        derived_config(eight, "a", ChangeRequest(settings=("experts.new.train.steps=9",), drop=(3,)))
+
+
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_does_not_go_together_is_refused(eight: RunConfig, named: str) -> None:
     request, message = REFUSED[named]
