@@ -47,7 +47,7 @@ def _begin(base: Run, request: ChangeRequest, url: str | None) -> Run:
     url = url or f"{base.url}-{sha256(repr(request).encode())[:6]}"
     run, noted = begin_derived(url, planned, require_initial_weights, create_run)
     assert noted
-    if planned.only_drops:
+    if planned.config.changes.only_dropped:
         partition(run)
         keep_router(run)
     return run

@@ -38,7 +38,8 @@ def derive(
     from ddm_ray.config.derive import ChangeRequest
     from ddm_ray.data.append import appended as record_of
     from ddm_ray.data.append import look_for_new
-    from ddm_ray.data.sources import absolute_name
+    from ddm_ray.data.prepare.new_files import rows_so_far
+    from ddm_ray.data.sources import absolute_name, is_here, open_source
     from ddm_ray.jobs.derive import plan_derivation
     from ddm_ray.run.run import Run
 
@@ -50,6 +51,13 @@ def derive(
             "--copy: images that join, and clusters that split, need RUN1 until they are partitioned; derive the run"
             f" without it, and then copy it whole: {ddm_line('copy', run_url, 'DST')}"
         )
+    for source in added if not unseen else ():
+        if not base.config.partition.given:
+            rows_so_far(base)  # raises if its rows stayed behind
+        opened = open_source(base.config.data, absolute_name(source))
+        if is_here(source):
+            with waiting("looking at the images"):
+                opened.list()
     new = None
     if appended is not None:
         with waiting("looking for new files"):
@@ -92,12 +100,12 @@ def _create(run_url: str, planned: "Derivation", new: "NewFiles | None", copied:
     from ddm_ray.run.run import Run
     from ddm_ray.sampling.initial_weights import require_initial_weights
 
-    run, noted = begin_derived(run_url, planned, require_initial_weights, begin_with_weights, copied)
+    run, noted = begin_derived(run_url, planned, require_initial_weights, begin_with_weights)
     if not noted:
         warn(f"{planned.base.url} can't be written: `ddm tidy` there won't know that this run needs its states")
     if new:
         plan_rows(run, new)
-    if planned.only_drops:
+    if planned.config.changes.only_dropped:
         from ddm_ray.data.partition.stage import partition
         from ddm_ray.sampling.kept_router import keep_router
 
@@ -136,7 +144,7 @@ def show(planned: "Derivation") -> None:
     made = [each for each in planned.of("new") if not each.trains and each.kind not in BESIDE]
     if made:
         say(f"made       {_named(made)}")
-    trained = [each for each in planned.of("new") if each in needed and not (each == ROUTER and planned.only_drops)]
+    trained = [each for each in planned.of("new") if each in needed and not (each == ROUTER and planned.keeps_router)]
     if trained:
         say(f"trained    {_named(trained)}")
     others = [each for each in planned.of("new") if each.trains and each not in needed]
@@ -163,15 +171,25 @@ def cost(planned: "Derivation", artifacts: list[Artifact], from_start: bool = Fa
 
 def changes_in_words(changes: "Changes") -> list[str]:
     """A line for each change of the clusters."""
-    lines = [f"cluster {numbers_in_words(each.clusters)} joins: images of {each.source}" for each in changes.joined]
+    lines = [
+        f"{_clusters(each.clusters)} {_verb('join', each.clusters)}: images of {each.source}" for each in changes.joined
+    ]
     lines += [
         f"cluster {parent} splits into {numbers_in_words(children)}" for parent, children in changes.split.items()
     ]
     if changes.dropped:
-        lines.append(f"cluster {numbers_in_words(changes.dropped)} leaves")
+        lines.append(f"{_clusters(changes.dropped)} {_verb('leave', changes.dropped)}")
     if changes.appended:
         lines.append(f"{changes.appended.files:,} new files of {changes.appended.source} join the clusters")
     return lines
+
+
+def _clusters(numbers: tuple[int, ...]) -> str:
+    return f"cluster{'s' if len(numbers) > 1 else ''} {numbers_in_words(numbers)}"
+
+
+def _verb(word: str, numbers: tuple[int, ...]) -> str:
+    return word if len(numbers) > 1 else f"{word}s"
 
 
 def _named(artifacts: list[Artifact]) -> str:

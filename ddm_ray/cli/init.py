@@ -98,7 +98,7 @@ def init(run_url: str, recipe: str | None, base: str | None, settings: tuple[str
 
         derive(run_url, base, settings, **options)
         return
-    given = [name for name, value in options.items() if value and name != "unseen"]
+    given = [name for name, value in options.items() if value not in (None, (), False) and name != "unseen"]
     if given:
         named = {"appended": "append", "added": "add", "copied": "copy"}
         raise ConfigError(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddm_ray.cli.command import RUN, main, waiting
+from ddm_ray.cli.command import RUN, main, waiting, warn
 from ddm_ray.spelling import amount
 
 if TYPE_CHECKING:
@@ -28,10 +28,18 @@ def tidy(run_url: str, delete_them: bool, milestones: bool) -> None:
       ddm tidy runs/digits --delete
       ddm tidy s3://lab/run7 --milestones --delete
     """
+    from ddm_ray.errors import DDMError
+    from ddm_ray.run.base import NOTES, derived_from
     from ddm_ray.run.garbage import delete_garbage, leftovers
     from ddm_ray.run.run import Run
 
     run = Run.open(run_url)
+    for url in derived_from(run.store):
+        try:
+            Run.open(url)
+        except DDMError as error:
+            warn(f"all states are kept for a run that was derived from this one: {error.message}")
+            warn(f"if that run is gone for good, delete its note below {run.url}/{NOTES}")
     with waiting("listing objects"):
         left = leftovers(run, milestones)
     if left:

@@ -48,6 +48,11 @@ class Changes(StrictModel):
         """True if the clusters aren't those of the base."""
         return bool(self.joined or self.split or self.dropped or self.appended)
 
+    @property
+    def only_dropped(self) -> bool:
+        """True if clusters left, and none came or changed."""
+        return bool(self.dropped) and not (self.joined or self.split or self.appended)
+
     def joined_with(self, cluster: int) -> Joined | None:
         """The new images that a cluster is of; None if it isn't of new images."""
         return next((each for each in self.joined if cluster in each.clusters), None)

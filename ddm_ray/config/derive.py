@@ -77,6 +77,16 @@ def derived_config(base: RunConfig, url: str, request: ChangeRequest, has_router
     return config
 
 
+def router_stays(before: RunConfig, after: RunConfig) -> bool:
+    """True if a derived run's router is the base's without some rows of its head: clusters left, and that is all."""
+    own, train = after.router, after.router.train
+    if not after.changes.only_dropped or train.init_from is None or train.init_from.network != "own":
+        return False
+    return own.model_copy(update={"train": train.model_copy(update={"init_from": None})}) == before.router.model_copy(
+        update={"train": before.router.train.model_copy(update={"init_from": None})}
+    )
+
+
 def _for_new_experts(settings: Sequence[str], changes: Changes) -> list[str]:
     """The settings, with one for each new cluster in place of one for all of them (`experts.new.`)."""
     if not changes.made and any(each.startswith(NEW) for each in settings):
@@ -110,6 +120,11 @@ def _require_possible(base: RunConfig, request: ChangeRequest) -> None:
         raise ConfigError("new files can't join clusters that are being split: derive a run with these, and then split")
     if request.begin_from == NEAREST and not partition.by_kmeans:
         raise ConfigError(f"partition.method is {partition.method}: only clusters of k-means have a nearest one")
+    alike = [
+        each for each in known if each not in base.experts or not (base.experts[each].model or base.experts[each].flow)
+    ]
+    if request.begin_from == NEAREST and not alike:
+        raise ConfigError("begin from nearest: no expert of the base has the network that new ones have")
     several = bool(request.split) or any(number > 1 for _, number in request.add)
     if several and not partition.by_kmeans:
         raise ConfigError(
@@ -160,6 +175,10 @@ def _experts(
     if request.append:  # also those with a beginning of their own go on from what they are now
         for cluster in {*base.experts} & {*clusters}:
             differing[cluster] = _beginning(differing[cluster], _own(url))
+    for cluster in changes.retrained:  # with another seed, as the same training would give the same bits
+        again = _beginning(differing.get(cluster), None)
+        seed = base.expert_of(cluster).train.seed + 1
+        differing[cluster] = {**again, "train": {**again["train"], "seed": seed}}
     return {str(cluster): differing[cluster] for cluster in sorted(differing) if cluster in clusters}
 
 

@@ -17,6 +17,11 @@ def look_for_new(base: Run, source: str | None = None, chunk_rows: int | None = 
     """
     if base.config.partition.given:
         raise ConfigError(f"{base.url}: shards are given, each by an owner; an owner with more adds a cluster of them")
+    if not base.config.changes.pooled:
+        raise ConfigError(
+            f"{base.url}: clusters left it, and with them the list of its files, so it isn't known which are new: add"
+            " the new images as a cluster of their own"
+        )
     for artifact in (ROWS, PARTITION, *([CENTROIDS] if base.config.partition.by_kmeans else [])):
         base.require(artifact)
     name = absolute_name(source or base.config.data.source)

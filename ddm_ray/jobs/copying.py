@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, StorageError
 from ddm_ray.jobs.attempts import CLAIM, SavedState, saved_states
-from ddm_ray.run.base import FILE, Base
-from ddm_ray.run.graph import Artifact, trained_of
+from ddm_ray.run.base import FILE, Base, digest_of_config, forget_derived, require_own_record
+from ddm_ray.run.graph import PARTITION, Artifact, trained_of
 from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import with_all_files
@@ -71,13 +71,21 @@ def copy(run: Run, url: str, artifact: Artifact | None, report: Report) -> list[
             _collect(run, each, parts)
     if artifact is not None and not parts:
         raise MissingArtifact(f"{run.url} has no finished {artifact} yet", run.make(artifact))
-    if run.kept:
-        _note_kept(run, Store(url), parts)
-    if not Store(url).exists(RUN_FILE):  # to create a run needs more rights than to copy an artifact
-        Run.create(url, run.config, run.store.read(RUN_FILE))
+    if artifact is None and run.config.changes.of_clusters:
+        run.require(PARTITION)  # what it is made from lies in the base, which a copy doesn't have
+    store = Store(url)
+    if not store.exists(RUN_FILE):  # to create a run needs more rights than to copy an artifact
+        older = run.base is not None and not Store(run.url).exists(FILE)
+        if run.kept:
+            require_own_record(store, run.config)
+            _note_kept(run, store, parts)
+        Run.create(url, run.config, None if older else run.store.read(RUN_FILE))
     target = Run.open(url)
     if lines := drift(*(Identity(each.config.model_dump(mode="json")) for each in (run, target))):
         raise DriftError(f"{target.url} is another run: {lines[0]}")
+    if run.kept and target.base is None and target.kept:
+        _note_kept(run, store, parts)
+        target = Run.open(url)
     return _copy_all(run, target, parts, report)
 
 
@@ -91,6 +99,8 @@ def copy_kept(run: Run, report: Report) -> None:
     record = Base.read(store)
     if run.base is None or record is None:
         return
+    if run.config.partition.given:
+        raise ConfigError(f"{run.url}: shards are given, so its owners' rows stay where they are and aren't copied")
     for artifact in run.kept:
         _collect(run, artifact, parts)
     _copy_all(run, Run(store, run.config, None, run.kept), parts, report)
@@ -99,6 +109,7 @@ def copy_kept(run: Run, report: Report) -> None:
         if states:
             _copy_state(run, store, job, *states[0])
     store.write(FILE, record.model_copy(update={"copied": True}).to_json())
+    forget_derived(run.base.store, run.url)
 
 
 def _sound(run: Run, job: Artifact) -> Iterator[tuple[Run, SavedState]]:
@@ -120,8 +131,10 @@ def _note_kept(run: Run, target: Store, parts: Mapping[Artifact, _Part]) -> None
     """Record in the copy of a derived run which artifacts are known by their digests: they follow from the base."""
     before = Base.read(target)
     kept = {str(each): part.manifest.digest for each, part in parts.items() if not each.trains or each in run.kept}
-    url = run.base.url if run.base else before.url if before else run.url
-    record = Base(url=url, kept={**(before.kept if before else {}), **kept}, copied=True)
+    url, known = run.base.url if run.base else run.url, before.kept if before else {}
+    own = Base.read(Store(run.url))
+    configuration = own.configuration if own else digest_of_config(run.config)
+    record = Base(url=url, configuration=configuration, kept={**known, **kept}, copied=True)
     if record != before:
         target.write(FILE, record.to_json())
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddm_ray.config import InitFrom, RunConfig
-from ddm_ray.config.derive import ChangeRequest, derived_config
+from ddm_ray.config.derive import ChangeRequest, derived_config, router_stays
 from ddm_ray.config.parts import train_of
 from ddm_ray.errors import ConfigError, DriftError, MissingArtifact
 from ddm_ray.jobs.attempts import SavedState, saved_states
-from ddm_ray.run.base import FILE, Base, note_derived, relative_url
+from ddm_ray.run.base import FILE, Base, digest_of_config, note_derived, relative_url
 from ddm_ray.run.graph import CENTROIDS, EXTRAS, PARTITION, ROUTER, ROWS, Artifact, part_of, trained_of
 from ddm_ray.run.identity import fields_of, is_longer
 from ddm_ray.run.inputs import beginning_of, inputs
@@ -49,10 +49,9 @@ class Derivation:
         return {artifact: fate.digest for artifact, fate in self.fates.items() if fate.word == "kept"}
 
     @property
-    def only_drops(self) -> bool:
-        """True if clusters leave, and none comes or changes: the base's router then needs no training."""
-        changes = self.config.changes
-        return bool(changes.dropped) and not (changes.joined or changes.split or changes.appended)
+    def keeps_router(self) -> bool:
+        """True if the router is the base's without some rows of its head."""
+        return router_stays(self.base.config, self.config)
 
 
 def plan_derivation(base: Run, request: ChangeRequest) -> Derivation:
@@ -72,7 +71,27 @@ def plan_derivation(base: Run, request: ChangeRequest) -> Derivation:
     of_base = {*every_artifact(base.config, references)}
     for artifact in every_artifact(config, references):
         fates[artifact] = _fate(base, config, artifact, fates) if artifact in of_base else Fate("new")
+    _require_same_images(base, config, fates)
     return Derivation(base, config, fates)
+
+
+def _require_same_images(base: Run, config: RunConfig, fates: dict[Artifact, Fate]) -> None:
+    """Raise ConfigError if the images of clusters that came one by one would have to be prepared or divided again.
+
+    One source doesn't give them: they came from several, or some have left.
+    """
+    pieced = bool(base.config.changes.numbered or base.config.changes.generation)
+    if pieced and not config.changes.of_clusters and fates[PARTITION].word == "new":
+        base.require(PARTITION)
+    elif not pieced and not config.changes.of_clusters:
+        return
+    same_rows = fields_of(base.config, ROWS) == fields_of(config, ROWS)
+    if not same_rows or (pieced and not config.changes.of_clusters and fates[PARTITION].word == "new"):
+        what = "how clusters are made" if same_rows else "how images are prepared (data, embedder)"
+        raise ConfigError(
+            f"{base.url}: its clusters came, or change, one by one, and {what} can't change with them: begin a new run"
+            " of all images"
+        )
 
 
 def _fate(base: Run, config: RunConfig, artifact: Artifact, fates: dict[Artifact, Fate]) -> Fate:
@@ -161,19 +180,22 @@ def begin_derived(
     planned: Derivation,
     require: Callable[[RunConfig, Collection[str]], object],
     create: Callable[[str, RunConfig], object],
-    copied: bool = False,
 ) -> tuple[Run, bool]:
     """Create the run, or finish what a killed call began; also whether the base could note it.
 
     `require` raises an error for weights that trainings would begin with, and that aren't there nor among the artifacts
-    that are kept: before anything is written. `create` writes the configuration, and copies of these weights. `copied`:
-    what is kept will be copied. A run that exists keeps its record of the base. Raises DriftError if another run is
-    there.
+    that are kept: before anything is written. `create` writes the configuration, and copies of these weights. A run
+    that exists keeps its record of the base, but for the place of a base that was moved. Raises DriftError if another
+    run is there.
     """
     store = Store(url)
     if store.url == planned.base.url:
         raise ConfigError(f"{url}: is the base itself; give the new run a folder of its own")
-    record = Base(url=relative_url(planned.base.url, store.url), kept={str(a): d for a, d in planned.kept.items()})
+    record = Base(
+        url=relative_url(planned.base.url, store.url),
+        configuration=digest_of_config(planned.config),
+        kept={str(artifact): digest for artifact, digest in planned.kept.items()},
+    )
     existing = Base.read(store)
     if existing is None and store.exists(RUN_FILE):
         raise DriftError(f"{store.url} is a run that wasn't derived from {planned.base.url}; choose another folder")
@@ -181,6 +203,15 @@ def begin_derived(
         require(planned.config, planned.kept)
         # The record comes before run.json: a killed call leaves no folder that looks like a run without a base.
         store.write(FILE, record.to_json())
+    elif not existing.copied and existing.url != record.url and existing.configuration == record.configuration:
+        _move(store, existing, record)
     create(url, planned.config)
-    noted = copied or note_derived(planned.base.store, store.url)
-    return Run.open(url), noted
+    return Run.open(url), note_derived(planned.base.store, store.url)
+
+
+def _move(store: Store, existing: Base, record: Base) -> None:
+    """Write the new place of a base that was moved. Raises DriftError for a base with other artifacts."""
+    others = [name for name, digest in existing.kept.items() if record.kept.get(name, digest) != digest]
+    if others:
+        raise DriftError(f"{store.url}: was derived from {existing.url}, and {record.url} has another {others[0]}")
+    store.write(FILE, existing.model_copy(update={"url": record.url}).to_json())

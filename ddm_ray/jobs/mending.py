@@ -49,7 +49,7 @@ def mending(run: Run, finding: Finding, deep: bool) -> Mending | None:
 
     `deep`: read all bytes of the training states that it may be made from. Nothing can be done for a state
     that isn't needed, charts of a training without a sound state, what was made otherwise, and what lies in the run
-    that this one extends.
+    that this one was derived from.
     """
     artifact = finding.artifact
     if not finding.names or any(run.inherits(f"{artifact}/{name}") for name in finding.names):

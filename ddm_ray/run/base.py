@@ -9,15 +9,18 @@ is still needed. A copied run has all that it keeps in its own folder, and doesn
 import os
 import re
 from contextlib import suppress
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ddm_ray.errors import CorruptArtifact, StorageError
+from ddm_ray.config import RunConfig
+from ddm_ray.errors import CorruptArtifact, DriftError, StorageError
 from ddm_ray.run.graph import Artifact
-from ddm_ray.store.checksummed import RECORD_BYTES, seal, sha256, unseal
+from ddm_ray.spelling import shell_line
+from ddm_ray.store.checksummed import RECORD_BYTES, canonical, seal, sha256, unseal
 from ddm_ray.store.store import Store, is_local
 
+RUN_FILE = "run.json"
 FILE = "base.json"
 """Name of the record in a derived run."""
 NOTES = "derived"
@@ -29,12 +32,16 @@ SCHEMA = 1
 
 
 class Base(BaseModel):
-    """The base of a run: its URL, the digests of the artifacts that are `kept`, and whether these were `copied`."""
+    """The base of a run: its URL, the digests of the artifacts that are `kept`, and whether these were `copied`.
+
+    `configuration`: digest of the configuration with which the run was derived, so that no other one has the artifacts.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     number: Annotated[int, Field(alias="schema")] = SCHEMA
     url: str = Field(min_length=1, max_length=4096)
+    configuration: str = Field(pattern="^[0-9a-f]{16}$")
     kept: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{16}$")]]
     copied: bool = False
 
@@ -43,7 +50,7 @@ class Base(BaseModel):
         """The record of the run in this store; None if the run isn't a derived one. Raises CorruptArtifact."""
         where = f"{store.url}/{FILE}"
         try:
-            body = unseal(store.read(FILE, RECORD_BYTES, cut=False), where, ["schema", "url", "kept"])
+            body = unseal(store.read(FILE, RECORD_BYTES, cut=False), where, ["schema", "url", "configuration", "kept"])
         except FileNotFoundError:
             return None
         try:
@@ -64,6 +71,22 @@ class Base(BaseModel):
         return seal(self.model_dump(mode="json", by_alias=True), indent=1)
 
 
+def digest_of_config(config: RunConfig | dict[str, Any]) -> str:
+    """16 hex digits of the hash over a configuration, or over its fields as a run.json has them."""
+    fields = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
+    return sha256(canonical(fields))[:16]
+
+
+def require_own_record(store: Store, config: RunConfig) -> None:
+    """Raise DriftError if a run of another configuration was being derived in this store."""
+    record = Base.read(store)
+    if record and record.configuration != digest_of_config(config) and not store.exists(RUN_FILE):
+        raise DriftError(
+            f"{store.url}: another run was being derived here, from {record.url}; choose another folder, or delete"
+            f" {shell_line(f'{store.url}/{FILE}')}"
+        )
+
+
 def holder_of(key: str) -> str:
     """The path of the artifact that a key belongs to, as deep as there is one; empty for keys of no artifact."""
     parts = key.split("/")
@@ -74,7 +97,7 @@ def holder_of(key: str) -> str:
 
 
 def relative_url(url: str, of: str) -> str:
-    """The URL of a base as it is recorded in the run at `of`: relative if both are on one disk or in one bucket.
+    """The URL of a base as it is recorded in the run at `of`: relative if both are on one disk.
 
     So they may be moved together.
     """
@@ -90,12 +113,21 @@ def absolute_url(url: str, of: str) -> str:
 
 def note_derived(base: Store, url: str) -> bool:
     """Write the URL of a derived run into its base; returns False if that can't be written."""
-    relative = relative_url(url, base.url)
     try:
-        base.write(f"{NOTES}/{sha256(relative.encode())[:16]}.json", seal({"schema": SCHEMA, "url": relative}))
+        base.write(_note_of(base, url), seal({"schema": SCHEMA, "url": relative_url(url, base.url)}))
     except StorageError:
         return False
     return True
+
+
+def forget_derived(base: Store, url: str) -> None:
+    """Delete the note of a derived run that doesn't need its base any more."""
+    with suppress(StorageError):
+        base.delete_one(_note_of(base, url))
+
+
+def _note_of(base: Store, url: str) -> str:
+    return f"{NOTES}/{sha256(relative_url(url, base.url).encode())[:16]}.json"
 
 
 def derived_from(store: Store) -> list[str]:

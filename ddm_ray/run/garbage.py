@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, RunError
+from ddm_ray.errors import CorruptArtifact, DDMError, DriftError
 from ddm_ray.run import graph
 from ddm_ray.run.base import derived_from
 from ddm_ray.run.chunk_records import PLAN, RECORDS, stem_of_file
@@ -77,17 +77,19 @@ def delete_garbage(run: Run, left: Iterable[Leftover]) -> None:
 
 
 def _awaited(run: Run) -> set[Artifact]:
-    """Jobs that a run derived from this one still has to continue; all jobs if such a run can't be read."""
+    """Jobs that a run derived from this one still has to continue; all jobs if such a run can't be read.
+
+    It may be on a disk that isn't mounted now.
+    """
     jobs = graph.trained_of(run.config)
     awaited = set[Artifact]()
     for url in derived_from(run.store):
         try:
             later = Run.open(url)
-            before = {job: [each.url for each in later.predecessors(job)] for job in jobs}
-            awaited |= {job for job in jobs if run.url in before[job] and not later.manifest(job)}
+            trained = [job for job in jobs if job in graph.trained_of(later.config)]
+            before = {job: [each.url for each in later.predecessors(job)] for job in trained}
+            awaited |= {job for job in trained if run.url in before[job] and not later.manifest(job)}
             awaited |= _awaited(later) & {*jobs}
-        except RunError:
-            continue  # it is gone, or elsewhere: then it has been copied with what it needs
         except DDMError:
             return set(jobs)
     return awaited

@@ -38,7 +38,8 @@ def _routed(method: F, changes: bool = False) -> F:
         if not self.inherits(key):
             return method(self, key, *args, **options)
         if changes:
-            raise StorageError(f"{self.url}/{key}: lies in {self.base.url}, which must not be changed", passes=False)
+            where = f"{self.url}/{key}: lies in {self.base.url}, which must not be changed by this run"
+            raise StorageError(where, "work on that run instead", passes=False)
         return getattr(self.base, method.__name__)(key, *args, **options)
 
     return cast(F, ask)

@@ -6,17 +6,18 @@ An extension of RUN lies in RUN/extended/0001 (0002, ...). Its record, OLDER, na
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ddm_ray.config import RunConfig
+from ddm_ray.config import RunConfig, parse_config
 from ddm_ray.config.changes import Appended, Changes
-from ddm_ray.errors import CorruptArtifact, DDMError, RunError
-from ddm_ray.run.base import FILE, Base, absolute_url
+from ddm_ray.errors import CorruptArtifact, DriftError, RunError
+from ddm_ray.run.base import FILE, Base, absolute_url, digest_of_config
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.inheriting import InheritingStore
-from ddm_ray.spelling import shell_line
+from ddm_ray.run.manifest import SCHEMA
+from ddm_ray.spelling import printable
 from ddm_ray.store.checksummed import unseal
 from ddm_ray.store.retries import RetryPolicy
 from ddm_ray.store.store import Store
@@ -41,10 +42,22 @@ class Link:
     kept: dict[Artifact, str] | None = None
 
 
-def link(store: Store, config: RunConfig, retry_policy: RetryPolicy, accepted: str, open_run: "OpenRun") -> Link:
+def read_config(data: bytes, where: str) -> tuple[RunConfig, Any]:
+    """The configuration in the run.json at `where`, also as it is there. CorruptArtifact, RunError or ConfigError."""
+    body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
+    if (schema := body["schema"]) != SCHEMA:
+        reads = f"this version of ddm-ray reads {SCHEMA}; use the version that wrote it"
+        raise RunError(f"{where}: schema {printable(schema, 20)}, {reads}")
+    return parse_config(body["config"], where), body["config"]
+
+
+def link(
+    store: Store, config: RunConfig, fields: Any, retry_policy: RetryPolicy, accepted: str, open_run: "OpenRun"
+) -> Link:
     """Link the run in a store to its base. `accepted`: folder with copies of manifests of artifacts.
 
-    Raises CorruptArtifact for an altered record, RunError if the base isn't there, and as `open_run`.
+    `fields`: the configuration as run.json has it. Raises CorruptArtifact for an altered record, or one of another
+    configuration; RunError if the base isn't there, and as `open_run`.
     """
     record = Base.read(store)
     if record is None:
@@ -53,6 +66,9 @@ def link(store: Store, config: RunConfig, retry_policy: RetryPolicy, accepted: s
             return Link(store, config)
         base, kept, config = older
     else:
+        if record.configuration != digest_of_config(fields):
+            where = f"{store.url}/{FILE}"
+            raise CorruptArtifact(f"{where}: is of another configuration than run.json", "derive the run elsewhere")
         kept = {Artifact(path): digest for path, digest in record.kept.items()}
         if record.copied:
             return Link(store, config, None, kept)
@@ -61,8 +77,8 @@ def link(store: Store, config: RunConfig, retry_policy: RetryPolicy, accepted: s
             base = open_run(url, retry_policy)
         except RunError as error:
             raise RunError(
-                f"{store.url}: the run that it was derived from isn't at {url} ({error}); bring it back, or write its"
-                f" place into {shell_line(f'{store.url}/{FILE}')} by deriving this run again"
+                f"{store.url}: the run that it was derived from isn't at {url} ({error.message}); bring it back, or"
+                " derive this run again, by the same options, from where it is now"
             ) from None
     generation = config.changes.generation if config.changes.appended else 0
     inheriting = InheritingStore(store.url, base.store, kept, accepted, retry_policy, generation)
@@ -104,6 +120,6 @@ def _artifacts(base: "Run") -> list[Artifact]:
 def _digest(base: "Run", artifact: Artifact) -> str | None:
     try:
         manifest = base.finished(artifact, accepted=True)
-    except DDMError:
+    except (CorruptArtifact, DriftError):
         return None
     return manifest.digest if manifest else None

@@ -6,24 +6,23 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from ddm_ray.config import RunConfig, parse_config
+from ddm_ray.config import RunConfig
 from ddm_ray.errors import CorruptArtifact, DDMError, DriftError, MissingArtifact, RunError, StorageError
 from ddm_ray.remedies import Accept, Begin, Fix, Give, Make, Mend
 from ddm_ray.run import graph
+from ddm_ray.run.base import RUN_FILE, require_own_record
 from ddm_ray.run.graph import Artifact
 from ddm_ray.run.identity import completed, fields_of, is_longer
 from ddm_ray.run.info import Info, RowsInfo
 from ddm_ray.run.inheriting import InheritingStore
 from ddm_ray.run.inputs import based_on, committed_by_stage, first_missing, inputs, several_missing
-from ddm_ray.run.link import link
+from ddm_ray.run.link import link, read_config
 from ddm_ray.run.manifest import NAME, SCHEMA, FileRecord, Identity, Manifest, drift, read_manifest, read_verified
-from ddm_ray.spelling import printable
-from ddm_ray.store.checksummed import RECORD_BYTES, seal, unseal
+from ddm_ray.store.checksummed import RECORD_BYTES, seal
 from ddm_ray.store.refusals import refusal
 from ddm_ray.store.retries import SHORT_RETRIES, RetryPolicy
 from ddm_ray.store.store import Store
 
-RUN_FILE = "run.json"
 ACCEPTED = "accepted"
 """Folder with copies of the accepted manifests. Islands may read it but not write to it."""
 
@@ -65,6 +64,7 @@ class Run:
         data = run_file or seal({"schema": SCHEMA, "config": fields}, indent=1)
         try:
             store.require_create()
+            require_own_record(store, config)
             created = store.create(RUN_FILE, data)
         except FileNotFoundError:
             raise RunError(f"{store.url}: there is no such bucket; create it, or choose another") from None
@@ -102,7 +102,7 @@ class Run:
             if isinstance(error, StorageError) and (store.local is None or store.local.is_dir()):
                 raise  # there may be a run, which can't be read now
             raise RunError(f"{url} is not a run that can be read: {refusal(error)}") from None
-        linked = link(store, read_config(data, where), retry_policy, ACCEPTED, cls.open)
+        linked = link(store, *read_config(data, where), retry_policy, ACCEPTED, cls.open)
         return cls(linked.store, linked.config, linked.base, linked.kept)
 
     @property
@@ -165,7 +165,8 @@ class Run:
 
     def by_hand(self, artifact: Artifact) -> bool:
         """True if others use the artifact only after a person has accepted it: what islands make from rows."""
-        return artifact.stage in ("train", "replay") and self.config.acceptance == "by_hand"
+        made_by_islands = artifact.stage in ("train", "replay") and artifact not in self.kept
+        return made_by_islands and self.config.acceptance == "by_hand"
 
     def manifest(self, artifact: Artifact, accepted: bool = False) -> Manifest | None:
         """The artifact's manifest; None if it isn't finished. Raises CorruptArtifact, also for another's manifest.
@@ -275,6 +276,8 @@ class Run:
         `with_others`: if that is a model that a mixture needs, and others are missing, too, all of them.
         """
         first = first_missing(self.config, artifact, self._lacks)
+        if (holder := self.holder(first)) is not self:
+            return holder.make(first)
         if first != artifact and self.by_hand(first) and self.manifest(first):
             return Accept(self.url, first)
         others = with_others and several_missing(self.config, first, self._lacks)
@@ -335,15 +338,6 @@ class Run:
         if (committed := self.finished(artifact)) is None:
             raise StorageError(f"{self.url}/{artifact}/{NAME}: was there, and is gone: deleted meanwhile")
         return committed
-
-
-def read_config(data: bytes, where: str) -> RunConfig:
-    """The configuration in the run.json at `where`. Raises CorruptArtifact, RunError and ConfigError."""
-    body = unseal(data, where, ["schema", "config"], fix="restore it, or begin a new run elsewhere")
-    if (schema := body["schema"]) != SCHEMA:
-        reads = f"this version of ddm-ray reads {SCHEMA}; use the version that wrote it"
-        raise RunError(f"{where}: schema {printable(schema, 20)}, {reads}")
-    return parse_config(body["config"], where)
 
 
 def _short(lines: list[str], most: int = 4) -> str:

@@ -3,6 +3,7 @@
 Its softmax over the rows that remain is the base's posterior given that no cluster that left is meant, which is exact.
 """
 
+from ddm_ray.config.derive import router_stays
 from ddm_ray.run.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.inputs import beginning_of
@@ -16,13 +17,12 @@ FOLDER = "kept"
 
 
 def keep_router(run: Run) -> bool:
-    """Commit the router of a derived run as it begins, if clusters have left and nothing else of them has changed.
+    """Commit the router of a derived run as it begins, if clusters have left and nothing else has changed of it.
 
-    Returns False if the run isn't such a one, or its router has to be trained: the base had none, or lies elsewhere.
-    A no-op if the router is finished. Raises MissingArtifact without a partition.
+    Returns False if its router has to be trained, or its base lies elsewhere. A no-op if the router is finished. Raises
+    MissingArtifact without a partition.
     """
-    changes = run.config.changes
-    if not changes.dropped or changes.joined or changes.split or changes.appended or run.base is None:
+    if run.base is None or not router_stays(run.base.config, run.config):
         return False
     beginnings = [each for each in beginning_of(run.config, ROUTER) if run.manifest(each)]
     before = run.base.manifest(ROUTER, accepted=True)

@@ -73,7 +73,7 @@ def _read(config: RunConfig, spec: Spec, job: Artifact, init: InitFrom, part: st
         return _of_diffusers(init.source, spec, part)
     if source.is_dir():
         raise ConfigError(f"{source}: holds no network of this run's kind, a {spec['class']}")
-    raise ConfigError(f"{init.source}: no run, folder or file of weights is there")
+    raise MissingArtifact(f"{init.source}: no run, folder or file of weights is there")
 
 
 def _name(init: InitFrom, job: Artifact) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.numpy import load
 
+from ddm_ray.data.append import appended, look_for_new, plan_rows
 from ddm_ray.data.partition.groups import nearest_cluster
 from ddm_ray.data.partition.stage import partition
 from ddm_ray.data.prepare.stage import prepare
@@ -18,7 +19,7 @@ from ddm_ray.jobs.copying import copy, copy_kept
 from ddm_ray.jobs.examination import examine
 from ddm_ray.models.spec import spec_of
 from ddm_ray.run.graph import CENTROIDS, PARTITION, REPORT, ROUTER, ROWS, expert, owner_rows, rows_of, shard
-from ddm_ray.run.info import PartitionInfo, TrainedInfo
+from ddm_ray.run.info import PartitionInfo, ReportInfo, TrainedInfo
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.initial_weights import copy_nearest, load_initial_weights, unfinished_nearest
 from ddm_ray.sampling.run_models import load_models, load_trained, mixture_info
@@ -239,6 +240,47 @@ def test_a_chain_of_changes_adds_up(tmp_path: Path) -> None:
         assert sound(run)
     more = derive(last, url=str(tmp_path / "6"), add=((str(tmp_path / "scans"), 1),))
     assert more.config.partition.clusters[-1] == 9
+
+
+def test_images_of_several_sources_are_not_prepared_from_one(four: Run, tmp_path: Path) -> None:
+    write_digits(tmp_path / "scans", range(300, 320))
+    run = derive(four, url=str(tmp_path / "more"), add=((str(tmp_path / "scans"), 1),))
+    make_data(run)
+    less = derive(four, url=str(tmp_path / "less"), drop=(1,))
+    for pieced in (run, less):
+        for setting in ("partition.seed=1", "data.heldout=0.5", "embedder.dim=4"):
+            with pytest.raises(ConfigError, match="came, or change, one by one"):
+                derive(pieced, setting, url=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="came, or change, one by one"):
+        derive(four, "data.heldout=0.5", url=str(tmp_path / "none"), drop=(1,))
+    with pytest.raises(ConfigError, match="it isn't known which are new: add the new images as a cluster"):
+        append(less, {})
+    assert derive(four, "partition.seed=1", url=str(tmp_path / "other")).fingerprint != four.fingerprint
+
+
+def test_new_files_may_come_while_a_cluster_leaves(tmp_path: Path) -> None:
+    base = make_base(tmp_path, *FOUR)
+    write_digits(tmp_path / "photos", range(200, 260))
+    new = look_for_new(base)
+    run = derive(base, url=str(tmp_path / "both"), append=appended(new), drop=(1,))
+    plan_rows(run, new)
+    make_data(run)
+    assert len(ReportInfo.of(run.require(REPORT)).fit) == 3 and sound(run)
+
+
+def test_equal_ids_of_two_sources_are_told_apart(tmp_path: Path) -> None:
+    base = make_base(tmp_path, *FOUR)
+    write_digits(tmp_path / "scans", range(300, 340), inverted=True)
+    joined = derive(base, url=str(tmp_path / "1"), add=((str(tmp_path / "scans"), 1),))
+    make_data(joined)
+    publish_models(joined)
+    write_digits(tmp_path / "photos", range(300, 330))  # the paths of some scans
+    grown = append(joined, {"expert": 20}).run
+    make_data(grown)
+    publish_models(grown)
+    split = derive(grown, url=str(tmp_path / "3"), split=(4,))
+    make_data(split)
+    assert ids_of(split, 5) | ids_of(split, 6) == ids_of(grown, 4) and sound(split)
 
 
 def test_given_shards_join_and_leave_as_their_owners_do(tmp_path: Path) -> None:

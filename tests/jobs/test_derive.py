@@ -8,14 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray import cli
-from ddm_ray.config import RunConfig, load_recipe
-from ddm_ray.config.derive import ChangeRequest, derived_config
+from ddm_ray.config import load_recipe
+from ddm_ray.config.derive import ChangeRequest
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError, MissingArtifact, RunError, StorageError
 from ddm_ray.jobs.attempts import claim
-from ddm_ray.jobs.copying import copy_kept
+from ddm_ray.jobs.copying import copy, copy_kept
 from ddm_ray.jobs.derive import Derivation, plan_derivation
 from ddm_ray.jobs.status import survey
-from ddm_ray.run.base import FILE, derived_from, holder_of
+from ddm_ray.run.base import FILE, derived_from, digest_of_config, forget_derived, holder_of
 from ddm_ray.run.garbage import STATES, leftovers
 from ddm_ray.run.graph import MONOLITH, PARTITION, REPORT, ROUTER, ROWS, Artifact, expert, shard
 from ddm_ray.run.manifest import NAME
@@ -29,32 +29,11 @@ from tests.run.artifacts import save_state
 pytestmark = pytest.mark.contract
 
 MORE = "expert.train.steps=400"
-EIGHT = ("partition.num_clusters=8", "partition.num_fine=16")
-REFUSED: dict[str, tuple[dict, str]] = {
-    "there is none": ({"drop": (8,)}, "drop 8: the base has clusters 0 to 7"),
-    "both": ({"drop": (3,), "split": (3,)}, "cluster 3: leaves, splits or is retrained: choose one"),
-    "retrained": ({"retrain": (3,), "split": (3,)}, "cluster 3: leaves, splits or is retrained"),
-    "of none": ({"begin_from": 2}, "begin from 2: is for new clusters, and none is added"),
-    "made anew": (
-        {"drop": (3,), "settings": ("partition.seed=1",)},
-        "clusters that change one by one can't be made again, too: derive two runs",
-    ),
-    "all": ({"drop": tuple(range(8))}, "partition.num_clusters: Input should be greater than 0"),
-    "its strategy": (
-        {"drop": (0, 1, 2, 3, 4, 5, 6), "settings": ("sample.strategy=top-2",)},
-        "sample.strategy: unknown strategy 'top-2' for 1 experts",
-    ),
-}
 DECAYS = {
     "cosine": ("expert.train.schedule=cosine",),
     "linear": ("expert.train.schedule=linear",),
     "unmasked_steps": ("expert.train.mask_ratio=0.5", "expert.train.unmasked_steps=9"),
 }
-
-
-@pytest.fixture(scope="module")
-def eight() -> RunConfig:
-    return load_recipe("tiny", EIGHT)
 
 
 @pytest.fixture
@@ -74,58 +53,6 @@ def words(planned: Derivation) -> dict[str, str]:
     """The fates of the artifacts that there are in most runs."""
     known = (ROWS, PARTITION, expert(0), expert(1), ROUTER, MONOLITH)
     return {str(each): planned.fates[each].word for each in known if each in planned.fates}
-
-
-def test_clusters_keep_their_numbers_and_new_ones_have_new_ones(eight: RunConfig) -> None:
-    left = derived_config(eight, "a", ChangeRequest(drop=(7, 3)))
-    assert left.partition.clusters == (0, 1, 2, 4, 5, 6) and left.partition.num_clusters == 6
-    joined = derived_config(left, "b", ChangeRequest(add=(("x", 1), ("y", 2)), split=(4,)))
-    assert joined.partition.clusters == (0, 1, 2, 5, 6, 8, 9, 10, 11, 12)
-    assert [each.clusters for each in joined.changes.joined] == [(8,), (9, 10)]
-    assert joined.changes.split == {4: (11, 12)} and not joined.changes.pooled
-    again = derived_config(joined, "c", ChangeRequest(drop=(12,)))
-    assert derived_config(again, "d", ChangeRequest(add=(("z", 1),))).partition.clusters[-1] == 13
-    all_clusters = derived_config(eight, "a", ChangeRequest(add=(("x", 1),)))
-    assert all_clusters.partition.numbers == () and all_clusters.partition.clusters == tuple(range(9))
-
-
-def test_children_begin_as_their_parent_and_others_as_is_wanted(eight: RunConfig) -> None:
-    config = load_recipe("tiny", (*EIGHT, "experts={3: {model: {width: 16}}}"))
-    split = derived_config(config, "a", ChangeRequest(split=(3,), add=(("x", 1),)))
-    for child in split.changes.split[3]:
-        assert split.expert_of(child).train.init_from.network == "expert 3"
-        assert split.expert_of(child).model.width == 16
-    assert 3 not in split.experts and split.expert_of(8) == config.expert
-    assert split.router.train.init_from.network == "own"
-    assert derived_config(config, "a", ChangeRequest(split=(3,)), has_router=False).router.train.init_from is None
-    near = derived_config(config, "a", ChangeRequest(add=(("x", 1),), begin_from=3)).expert_of(8)
-    assert near.train.init_from.network == "expert 3" and near.model.width == 16
-
-
-def test_settings_of_new_experts_are_theirs_alone(eight: RunConfig) -> None:
-    request = ChangeRequest(settings=("experts.new.train.steps=9",), split=(3,), add=(("x", 1),))
-    config = derived_config(eight, "a", request)
-    assert [config.expert_of(cluster).train.steps for cluster in (0, 8, 9, 10)] == [300, 9, 9, 9]
-    assert config.expert_of(9).train.init_from.network == "expert 3"
-    with pytest.raises(ConfigError, match=r"experts.new is for new clusters, and there is none"):
-        derived_config(eight, "a", ChangeRequest(settings=("experts.new.train.steps=9",), drop=(3,)))
-
-
-@pytest.mark.parametrize("named", REFUSED)
-def test_what_does_not_go_together_is_refused(eight: RunConfig, named: str) -> None:
-    request, message = REFUSED[named]
-    with pytest.raises(ConfigError) as caught:
-        derived_config(eight, "a", ChangeRequest(**request))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("method", ["label", "random"])
-def test_only_clusters_of_k_means_are_split(method: str) -> None:
-    config = load_recipe("tiny", (f"partition.method={method}",))
-    for request in (ChangeRequest(split=(0,)), ChangeRequest(add=(("x", 2),))):
-        with pytest.raises(ConfigError, match=f"partition.method is {method}: only clusters of k-means"):
-            derived_config(config, "a", request)
-    assert derived_config(config, "a", ChangeRequest(add=(("x", 1),), drop=(0,))).partition.clusters == (1, 2)
 
 
 @pytest.mark.parametrize("named", DECAYS)
@@ -204,6 +131,42 @@ def test_another_run_is_never_overwritten(made: Run, tmp_path: Path) -> None:
         derive(made, "expert.train.steps=500", url=run.url)
 
 
+def test_what_a_killed_command_left_is_no_other_runs(made: Run, tmp_path: Path) -> None:
+    run = derive(made, MORE, url=str(tmp_path / "more"))
+    Store(run.url).delete_one(RUN_FILE)
+    other = load_recipe("tiny", ("name=another",))
+    with pytest.raises(DriftError, match="another run was being derived here"):
+        Run.create(run.url, other)
+
+
+def test_a_base_that_was_moved_is_found_again_by_the_same_command(made: Run, tmp_path: Path) -> None:
+    run = derive(made, MORE, url=str(tmp_path / "more"))
+    shutil.move(made.url, tmp_path / "moved")
+    with pytest.raises(RunError, match="isn't at"):
+        Run.open(run.url)
+    moved = Run.open(str(tmp_path / "moved"))
+    again = derive(moved, MORE, url=run.url)
+    assert again.base and again.base.url == moved.url and again.require(ROUTER)
+
+
+def test_copying_never_touches_the_record_of_another_run(made: Run, tmp_path: Path) -> None:
+    run, other = derive(made, MORE, url=str(tmp_path / "a")), derive(made, "sample.steps=3", url=str(tmp_path / "b"))
+    for target in (other, made):
+        before = {key: target.store.sizes("").get(key) for key in (FILE, RUN_FILE)}
+        record = Store(target.url).read(FILE) if before[FILE] else b""
+        with pytest.raises(DriftError, match="is another run"):
+            copy(run, target.url, None, lambda share, key: None)
+        assert (Store(target.url).read(FILE) if Store(target.url).exists(FILE) else b"") == record
+    copy(run, str(tmp_path / "c"), ROUTER, lambda share, key: None)
+    copy(run, str(tmp_path / "c"), PARTITION, lambda share, key: None)
+    assert Run.open(str(tmp_path / "c")).require(ROUTER) and Run.open(str(tmp_path / "c")).require(PARTITION)
+
+
+def test_kept_artifacts_count_as_accepted(made: Run, tmp_path: Path) -> None:
+    run = derive(made, "acceptance=by_hand", url=str(tmp_path / "more"))
+    assert run.require(ROUTER) and not run.by_hand(ROUTER)
+
+
 def test_without_the_last_state_it_is_refused(made: Run) -> None:
     made.store.delete(f"{expert(1)}/attempts/0002/state")
     with pytest.raises(MissingArtifact, match=r"experts/001 has finished, and its last state is gone.*init_from"):
@@ -230,12 +193,15 @@ def test_states_that_are_still_needed_are_no_leftovers(made: Run) -> None:
     assert {each.artifact for each in leftovers(made) if each.what == STATES} == {ROUTER, expert(0)}
     Store(run.url).write(FILE, b"spoilt")
     assert not [each for each in leftovers(made) if each.what == STATES]
-    shutil.rmtree(run.url)
+    shutil.rmtree(run.url)  # or on a disk that isn't there now
+    assert not [each for each in leftovers(made) if each.what == STATES]
+    forget_derived(made.store, run.url)
     assert {each.artifact for each in leftovers(made) if each.what == STATES} == {*jobs}
 
 
 def test_an_altered_record_and_another_artifact_are_refused(made: Run) -> None:
-    run, record = extend(made, MORE), {"schema": 1, "url": made.url, "kept": {}}
+    run = extend(made, MORE)
+    record = {"schema": 1, "url": made.url, "configuration": digest_of_config(run.config), "kept": {}}
     for body, field in (
         ({**record, "kept": {"../../..": "0" * 16}}, "kept"),
         ({**record, "kept": {"router": "x"}}, "kept.router"),
@@ -248,6 +214,9 @@ def test_an_altered_record_and_another_artifact_are_refused(made: Run) -> None:
     Store(run.url).write(FILE, seal({**record, "kept": {"router": "0" * 16}}))
     with pytest.raises(DriftError, match="router is another one than the run was derived with"):
         Run.open(run.url).require(ROUTER)
+    Store(run.url).write(FILE, seal({**record, "configuration": "0" * 16}))
+    with pytest.raises(CorruptArtifact, match=r"base.json: is of another configuration than run.json"):
+        Run.open(run.url)
     Store(run.url).write(FILE, seal({**record, "url": f"{made.url}-away"}))
     with pytest.raises(RunError, match=r"the run that it was derived from isn't at .*-away"):
         Run.open(run.url)

@@ -18,24 +18,27 @@ from ddm_ray.data.partition.made_files import MadeFiles
 from ddm_ray.data.partition.passes import Executor, FileWork
 from ddm_ray.data.partition.shards import write_shards
 from ddm_ray.data.partition.state import ExpectedShard
-from ddm_ray.errors import MissingArtifact
+from ddm_ray.errors import ConfigError, MissingArtifact
 from ddm_ray.run.graph import CENTROIDS, ROWS, Artifact, rows_of_shard, shard
 from ddm_ray.run.info import CentroidsInfo, ShardInfo
+from ddm_ray.run.inheriting import generation_of
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
+
+STAYED = "stayed where they were prepared, so the cluster can't be split: derive the run from one that has them"
 
 
 @dataclass(frozen=True)
 class Group:
     """The numbers of clusters that rows are divided into; their places are those in `clusters`.
 
-    `rows`: the run and the artifact of the rows. `parent`: the cluster of the run's base that is split into these
-    clusters, or None. `appended`: the rows join others that the clusters have. `balanced`: by the configured bound.
+    `rows`: the run and the artifact of the rows. `parent`: the base and its cluster that is split into these clusters,
+    or None. `appended`: the rows join others that the clusters have. `balanced`: by the configured bound.
     """
 
     clusters: tuple[int, ...]
     rows: tuple[Run, Artifact]
-    parent: int | None = None
+    parent: tuple[Run, int] | None = None
     appended: bool = False
     balanced: bool = False
 
@@ -43,7 +46,7 @@ class Group:
     def reader(self) -> RowsReader:
         """The rows, as they are when first asked for. Raises MissingArtifact, DriftError, CorruptArtifact."""
         run, artifact = self.rows
-        return RowsReader(run, artifact) if self.parent is None else RowsOfShard(run, self.parent)
+        return RowsReader(run, artifact) if self.parent is None else RowsOfShard(*self.parent)
 
     def make(
         self,
@@ -80,7 +83,12 @@ def groups_that_change(run: Run) -> list[Group]:
     config, changes = run.config, run.config.changes
     base = run.base or run
     groups = [Group(each.clusters, (run, rows_of_shard(config, shard(each.clusters[0]))[0])) for each in changes.joined]
-    groups += [Group(children, (base, ROWS), parent) for parent, children in changes.split.items()]
+    for parent, children in changes.split.items():
+        behind = rows_behind(base, parent)
+        if not behind:
+            raise MissingArtifact(f"{base.url}/{shard(parent)}: its rows {STAYED}")
+        holder, artifact, _ = behind[0]
+        groups.append(Group(children, (holder, artifact), (base, parent)))
     if changes.appended:
         others = tuple(cluster for cluster in config.partition.clusters if cluster not in changes.made)
         groups.append(Group(others, (run, ROWS), appended=True))
@@ -92,7 +100,21 @@ def nearest_cluster(run: Run, cluster: int) -> int:
     clusters, made = run.config.partition.clusters, run.config.changes.made
     coarse_KD = Clustering.read(run, run.require(CENTROIDS)).centroids.coarse_KD
     distance_K = np.linalg.norm(coarse_KD - coarse_KD[clusters.index(cluster)], axis=1)
-    return min((each for each in clusters if each not in made), key=lambda each: distance_K[clusters.index(each)])
+    like = run.config.expert_of(cluster).model, run.config.flow_of(cluster)
+    begun = {*made, *(each for each in clusters if _begins_as_nearest(run, each))}
+    alike = [
+        each
+        for each in clusters
+        if each not in begun and (run.config.expert_of(each).model, run.config.flow_of(each)) == like
+    ]
+    if not alike:
+        raise ConfigError(f"{run.url}: no expert has the network of expert {cluster}, so none is the nearest")
+    return min(alike, key=lambda each: distance_K[clusters.index(each)])
+
+
+def _begins_as_nearest(run: Run, cluster: int) -> bool:
+    init = run.config.expert_of(cluster).train.init_from
+    return init is not None and init.network == "nearest"
 
 
 def restricted(clustering: Clustering, places: list[int]) -> Clustering:
@@ -144,45 +166,56 @@ class RowsOfShard(RowsReader):
     def __init__(self, run: Run, cluster: int):
         """Raises MissingArtifact for rows that stayed behind, DriftError, CorruptArtifact."""
         self.run, self._cluster = run, cluster
-        self._readers = [RowsReader(holder, artifact) for holder, artifact in rows_behind(run, cluster)]
+        behind = rows_behind(run, cluster)
+        self._readers = [RowsReader(holder, artifact) for holder, artifact, _ in behind]
+        self._keys = [np.sort(_keys_of(run, cluster, generation)) for _, _, generation in behind]
         self.sizes = {
             f"{number}:{name}": size for number, one in enumerate(self._readers) for name, size in one.sizes.items()
         }
         info = ShardInfo.of(run.require(shard(cluster)))
-        self.num_train, self._key_N = info.rows_train, np.sort(_keys_of(run, cluster))
+        self.num_train = info.rows_train
         num_rows = sum(len(table) for name in self.names for table in [self.read(name, ["id", "split"])])
         if num_rows != info.rows:
             raise MissingArtifact(
                 f"{run.url}/{shard(cluster)} has {info.rows:,} rows, of which {num_rows:,} are among the rows with"
-                " embeddings; the others stayed where they were prepared, so the cluster can't be split"
+                f" embeddings; the others {STAYED}"
             )
 
     def read(self, name: str, columns: list[str] | None) -> pa.Table:
         """See RowsReader."""
         number, _, part = name.partition(":")
-        table = self._readers[int(number)].read(part, columns)
+        table, own_N = self._readers[int(number)].read(part, columns), self._keys[int(number)]
+        if not len(own_N):
+            return table.slice(0, 0)
         key_N = shuffle_keys(table["id"].to_pylist())
-        place_N = np.searchsorted(self._key_N, key_N).clip(max=len(self._key_N) - 1)
-        return table.filter(pa.array(self._key_N[place_N] == key_N))
+        place_N = np.searchsorted(own_N, key_N).clip(max=len(own_N) - 1)
+        return table.filter(pa.array(own_N[place_N] == key_N))
 
 
-def rows_behind(run: Run, cluster: int) -> list[tuple[Run, Artifact]]:
-    """The rows that a cluster's shard was made from: the runs that have them, and their artifacts."""
+def rows_behind(run: Run, cluster: int) -> list[tuple[Run, Artifact, int | None]]:
+    """The rows that a cluster's shard was made from: the runs that have them, and their artifacts.
+
+    Also the generation of the shard's files that came from them, as images of two sources may have equal ids; None: all
+    files, in a cluster that was split from another.
+    """
     while run.base is not None and run.inherits(shard(cluster)):
         run = run.base
     changes = run.config.changes
     for parent, children in changes.split.items():
         if cluster in children:
-            return rows_behind(run.base or run, parent)
+            return [(holder, artifact, None) for holder, artifact, _ in rows_behind(run.base or run, parent)]
     before = rows_behind(run.base, cluster) if run.base and changes.appended and cluster not in changes.made else []
-    return [*before, *((run, artifact) for artifact in rows_of_shard(run.config, shard(cluster)))]
+    own = [(run, artifact, changes.generation) for artifact in rows_of_shard(run.config, shard(cluster))]
+    # Files are by generation only from the first one on that wasn't split.
+    mixed = any(generation is None for _, _, generation in before)
+    return [*before, *((holder, artifact, None if mixed else number) for holder, artifact, number in own)]
 
 
-def _keys_of(run: Run, cluster: int) -> np.ndarray:
-    """Shuffle keys of all rows of a shard."""
+def _keys_of(run: Run, cluster: int, generation: int | None) -> np.ndarray:
+    """Shuffle keys of a shard's rows, of its files of one generation or of all."""
     artifact = shard(cluster)
-    manifest = run.require(artifact)
-    files = [name for name in manifest.files if name.endswith(".parquet")]
-    return np.concatenate(
-        [shuffle_keys(read_columns(run, artifact, name, manifest, ["id"])["id"].to_pylist()) for name in files]
-    )
+    manifest, keys = run.require(artifact), [np.empty(0, np.uint64)]
+    for name in manifest.files:
+        if name.endswith(".parquet") and generation in (None, generation_of(f"{artifact}/{name}")):
+            keys.append(shuffle_keys(read_columns(run, artifact, name, manifest, ["id"])["id"].to_pylist()))
+    return np.concatenate(keys)

@@ -32,7 +32,7 @@ def report(run: Run, progress: OnProgress | None = None, execute: Executor | Non
     if finished_report(run) or f"{REPORT}/{PAGE}".removeprefix(f"{PARTITION}/") in partition.files:
         return
     changes = run.config.changes
-    if run.config.partition.given or changes.joined or changes.split or changes.dropped or not changes.pooled:
+    if run.config.partition.given or changes.made or not changes.pooled:
         commit_report(run, ReportBuilder(run.named, PartitionInfo.of(partition), 0).build())
         return
     rows = RowsReader(run, ROWS)
@@ -62,7 +62,10 @@ def _far_before(run: Run) -> tuple[float | None, ...]:
     Raises CorruptArtifact, DriftError for a damaged report of these rows.
     """
     before = run.base.finished(REPORT) if run.config.changes.appended and run.base else None
-    return ReportInfo.of(before).far_K if before else ()
+    far_K = ReportInfo.of(before).far_K if before else ()
+    if not far_K or run.base is None:
+        return ()
+    return tuple(far_K[run.base.config.partition.position(cluster)] for cluster in run.config.partition.clusters)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ddm_ray.data.partition.state import (
     manifest_key,
 )
 from ddm_ray.data.prepare.stage import rows_artifact
-from ddm_ray.errors import CorruptArtifact, DataError, DriftError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DataError, DriftError
 from ddm_ray.remedies import Make
 from ddm_ray.run.graph import CENTROIDS, PARTITION, ROWS, Artifact, owner_rows, shard, shards_of
 from ddm_ray.run.info import CentroidsInfo, PartitionInfo, ShardInfo
@@ -46,6 +46,8 @@ def partition(
     on_progress, execute = progress or no_progress, execute or InProcess()
     if cluster is not None:
         rows_artifact(run, cluster)
+        if not run.config.partition.given:
+            raise ConfigError(f"{run.url}: all clusters are made together, as shards aren't given; leave cluster out")
         return _own(run, cluster, on_progress, execute)
     given = run.config.partition.given
     manifest = _collect(run, on_progress) if given else _partition(run, on_progress, with_report, execute)

@@ -62,7 +62,8 @@ def rows_so_far(run: Run) -> list[RowsStore]:
         run = run.base
     if run.base is None and (run.config.changes.generation or not run.config.changes.pooled):
         raise MissingArtifact(
-            f"{run.url}: was copied without the rows of earlier files, so it isn't known which are new"
+            f"{run.url}: is a copy without the rows that its clusters were made from, and their embedder: derive the"
+            " run from the one that it was copied from"
         )
     return [*earlier_rows(run), rows_store(run, ROWS)]
 

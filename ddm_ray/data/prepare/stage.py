@@ -18,7 +18,7 @@ from ddm_ray.data.sources import chunk_rows as rows_per_chunk
 from ddm_ray.errors import ConfigError, DataError, DriftError
 from ddm_ray.placement import PreparePlacement
 from ddm_ray.remedies import Give
-from ddm_ray.run.graph import ROWS, Artifact, owner_rows, rows_of
+from ddm_ray.run.graph import ROWS, Artifact, owner_rows
 from ddm_ray.run.info import RowsInfo
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
@@ -57,7 +57,8 @@ def prepare(
     if finished:
         return finished
     require_known_sizes(run.config.data)
-    opened, earlier = open_source(run.config.data, name, chunk_rows), earlier_rows(run) if artifact == ROWS else []
+    opened = open_source(run.config.data, name, chunk_rows)
+    earlier = earlier_rows(run) if artifact == ROWS and run.config.changes.appended else []
     beside = _rows_beside(run, artifact)
     if plan is None:
         on_progress(0.0, "listing the source")
@@ -142,8 +143,8 @@ def rows_artifact(run: Run, cluster: int | None) -> Artifact:
     if not config.partition.given:
         if cluster is None:
             return ROWS
-        if owner_rows(cluster) in rows_of(config):
-            return owner_rows(cluster)
+        if joined := config.changes.joined_with(cluster):
+            return owner_rows(joined.clusters[0])
         raise ConfigError(f"{run.url}: cluster is for shards that are given (partition.method given); leave it out")
     known = numbers_in_words(config.partition.clusters)
     if cluster is None:
