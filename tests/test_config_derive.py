@@ -20,7 +20,8 @@ REFUSED: dict[str, tuple[dict, str]] = {
         {"drop": (3,), "settings": ("partition.seed=1",)},
         "clusters that change one by one can't be made again, too: derive two runs",
     ),
-    "all": ({"drop": tuple(range(8))}, "partition.num_clusters: Input should be greater than 0"),
+    "all": ({"drop": tuple(range(8))}, "drop: no cluster would remain"),
+    "source": ({"settings": ("data.source=shapes",)}, "data.source: a source isn't replaced in a derived run"),
     "its strategy": (
         {"drop": (0, 1, 2, 3, 4, 5, 6), "settings": ("sample.strategy=top-2",)},
         "sample.strategy: unknown strategy 'top-2' for 1 experts",

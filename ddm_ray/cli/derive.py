@@ -40,10 +40,12 @@ def derive(
     from ddm_ray.data.append import look_for_new
     from ddm_ray.data.prepare.new_files import rows_so_far
     from ddm_ray.data.sources import absolute_name, is_here, open_source
-    from ddm_ray.jobs.derive import plan_derivation
+    from ddm_ray.jobs.derive import plan_derivation, require_folder
     from ddm_ray.run.run import Run
+    from ddm_ray.store.store import Store
 
     base = Run.open(base_url)
+    require_folder(Store(run_url), base)
     if clusters and len(clusters) != len(added):
         raise ConfigError(f"--clusters is given {len(clusters)} times, and --add {len(added)} times")
     if copied and (added or split or appended is not None):
@@ -99,8 +101,11 @@ def _create(run_url: str, planned: "Derivation", new: "NewFiles | None", copied:
     from ddm_ray.jobs.derive import begin_derived
     from ddm_ray.run.run import Run
     from ddm_ray.sampling.initial_weights import require_initial_weights
+    from ddm_ray.store.store import is_local
 
     run, noted = begin_derived(run_url, planned, require_initial_weights, begin_with_weights)
+    if is_local(planned.base.url) and not is_local(run.url):
+        warn(f"{planned.base.url} is on this machine's disk: others can't read what the run keeps there")
     if not noted:
         warn(f"{planned.base.url} can't be written: `ddm tidy` there won't know that this run needs its states")
     if new:
@@ -138,7 +143,8 @@ def show(planned: "Derivation") -> None:
         say(line)
     needed = {*wanted_of(planned.config)}
     kept = [each for each in planned.of("kept") if each.kind not in BESIDE]
-    say(f"kept       {_named(kept) or 'nothing'}")
+    router = ["router, without the rows of what left"] if planned.keeps_router else []
+    say(f"kept       {', '.join(filter(None, [_named(kept), *router])) or 'nothing'}")
     for artifact in planned.of("continued"):
         say(f"continued  {_named([artifact])}, from step {planned.fates[artifact].step:,}")
     made = [each for each in planned.of("new") if not each.trains and each.kind not in BESIDE]

@@ -21,7 +21,9 @@ class ExpertOrNearest(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         """See click."""
-        return "nearest" if value == "nearest" else int(click.IntRange(0).convert(value, param, ctx))
+        if value == "nearest" or str(value).isdecimal():
+            return "nearest" if value == "nearest" else int(value)
+        return self.fail(f"{value!r} is neither an expert's number nor nearest", param, ctx)
 
 
 CLUSTERS: dict[str, Any] = {"multiple": True, "type": click.IntRange(0), "metavar": "K"}
@@ -30,7 +32,7 @@ CLUSTERS: dict[str, Any] = {"multiple": True, "type": click.IntRange(0), "metava
 @main.command(cls=SourcesCommand)
 @NEW_RUN
 @click.option("--recipe", metavar="NAME", help=RECIPE_HELP)
-@click.option("--from", "base", metavar="RUN1", type=RunUrl(), help="Derive the run from this one, see below.")
+@click.option("--from", "base", metavar="RUN1", type=RunUrl(), help="Derive the run from this one, as described above.")
 @click.option("--set", "settings", multiple=True, metavar="A.B=C", help=SET_HELP)
 @click.option(
     "--unseen",
@@ -45,8 +47,20 @@ CLUSTERS: dict[str, Any] = {"multiple": True, "type": click.IntRange(0), "metava
     flag_value="",
     help="With --from: new files join the clusters that there are. Default: those of RUN1's own source.",
 )
-@click.option("--add", "added", multiple=True, metavar="URI", help="With --from: these images form a new cluster.")
-@click.option("--clusters", multiple=True, type=click.IntRange(1), metavar="N", help="Number of clusters of --add.")
+@click.option(
+    "--add",
+    "added",
+    multiple=True,
+    metavar="URI",
+    help="With --from: images of a new cluster. May be repeated.",
+)
+@click.option(
+    "--clusters",
+    multiple=True,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Clusters of each --add. Default: 1.",
+)
 @click.option(
     "--begin-from",
     type=ExpertOrNearest(),
@@ -54,7 +68,7 @@ CLUSTERS: dict[str, Any] = {"multiple": True, "type": click.IntRange(0), "metava
     help="With --add: the new expert begins with the weights of expert K, or of the `nearest` cluster's. Default:"
     " random ones.",
 )
-@click.option("--drop", **CLUSTERS, help="With --from: cluster K leaves, with its expert and its images.")
+@click.option("--drop", **CLUSTERS, help="With --from: cluster K leaves, with its expert and images. May be repeated.")
 @click.option("--split", **CLUSTERS, help="With --from: cluster K becomes two, with experts that begin as expert K.")
 @click.option("--retrain", **CLUSTERS, help="With --from: expert K is trained again, on the same images.")
 @click.option("--copy", "copied", is_flag=True, help="With --from: copy what is kept, so that RUN1 may be deleted.")

@@ -19,7 +19,7 @@ BAR, WORD = 12, 10
 """Columns of a bar, and of the state's word."""
 HIDDEN = ("centroids", "report", "reference")
 """Kinds that have a line only if something is wrong: they belong to the partition, or to an evaluation."""
-SHARED = {"rows": "rows", "shard": "shards", "replay": "replays"}
+SHARED = {"beginning": "first weights", "rows": "rows", "shard": "shards", "replay": "replays"}
 """Kinds with a line for all of their artifacts if there are several, and its name."""
 COMMAND = re.compile(r"\bddm [a-z]")
 """Pattern of where a command begins."""
@@ -68,7 +68,9 @@ def table(statuses: Sequence[Status], width: int) -> list[tuple[Line, str]]:
 
     A narrow terminal gets no bars. What is still too long is cut: most often the reason of a failure.
     """
-    shown = [each for each in statuses if each.artifact.kind not in HIDDEN or each.state in ALARMS]
+    hidden = [each for each in statuses if each.artifact.kind in HIDDEN and each.state not in ALARMS]
+    hidden += [each for each in statuses if each.artifact.kind == "beginning" and each.state == "finished"]
+    shown = [each for each in statuses if each not in hidden]
     lines: list[Line] = []
     for kind, members in groupby(shown, key=lambda status: status.artifact.kind):
         each = list(members)

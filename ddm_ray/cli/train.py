@@ -150,7 +150,7 @@ def _tell(run: Any, artifacts: list[Artifact], before: str = "", accepting: bool
     for each in statuses:
         shown = each if accepting else replace(each, unaccepted=False)
         say(f"{each.artifact}: {before}{describe(shown, phrase)}")
-    if pictures := [f"{run.url}/{each.artifact}/{each.picture[1]}" for each in statuses if each.picture]:
+    if pictures := [f"{each.run}/{each.artifact}/{each.picture[1]}" for each in statuses if each.picture]:
         say(f"pictures of what they sample: {some(pictures, 1)}" if pictures[1:] else f"its samples: {pictures[0]}")
 
 

@@ -72,6 +72,8 @@ def derived_config(base: RunConfig, url: str, request: ChangeRequest, has_router
     config = parse_config(
         fields, "the derived run" + (f" with {' '.join(request.settings)}" if request.settings else "")
     )
+    if not request.append and config.data.source != base.data.source:
+        raise ConfigError("data.source: a source isn't replaced in a derived run; append new files, or add a cluster")
     if request.of_clusters and _of_partition(config) != _of_partition(base):
         raise ConfigError("partition: clusters that change one by one can't be made again, too: derive two runs")
     return config
@@ -106,6 +108,8 @@ def _of_partition(config: RunConfig) -> dict[str, Any]:
 
 def _require_possible(base: RunConfig, request: ChangeRequest) -> None:
     known, partition = base.partition.clusters, base.partition
+    if {*request.drop} >= {*known} and not request.add:
+        raise ConfigError("drop: no cluster would remain")
     begins = (request.begin_from,) if isinstance(request.begin_from, int) else ()
     named = {"drop": request.drop, "split": request.split, "retrain": request.retrain, "begin from": begins}
     for verb, clusters in named.items():

@@ -189,8 +189,7 @@ def begin_derived(
     run is there.
     """
     store = Store(url)
-    if store.url == planned.base.url:
-        raise ConfigError(f"{url}: is the base itself; give the new run a folder of its own")
+    require_folder(store, planned.base)
     record = Base(
         url=relative_url(planned.base.url, store.url),
         configuration=digest_of_config(planned.config),
@@ -207,6 +206,12 @@ def begin_derived(
         _move(store, existing, record)
     create(url, planned.config)
     return Run.open(url), note_derived(planned.base.store, store.url)
+
+
+def require_folder(store: Store, base: Run) -> None:
+    """Raise ConfigError for a folder that is, or lies in, the base: to delete that would delete the new run, too."""
+    if store.url == base.url or store.url.startswith(f"{base.url}/"):
+        raise ConfigError(f"{store.url}: is or lies in the base; give the new run a folder beside it")
 
 
 def _move(store: Store, existing: Base, record: Base) -> None:

@@ -76,6 +76,8 @@ def link(
         try:
             base = open_run(url, retry_policy)
         except RunError as error:
+            if error.fix is None:  # one that this one was derived from is the one that is gone
+                raise
             raise RunError(
                 f"{store.url}: the run that it was derived from isn't at {url} ({error.message}); bring it back, or"
                 " derive this run again, by the same options, from where it is now"

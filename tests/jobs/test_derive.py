@@ -121,7 +121,7 @@ def test_a_killed_command_is_finished_by_the_next(made: Run) -> None:
 
 
 def test_another_run_is_never_overwritten(made: Run, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is the base itself"):
+    with pytest.raises(ConfigError, match="is or lies in the base"):
         derive(made, MORE, url=made.url)
     other = make_run(str(tmp_path / "other"), num_rows=60)
     with pytest.raises(DriftError, match="is a run that wasn't derived from"):

@@ -137,7 +137,8 @@ def _plan(chunks: RowsStore) -> SourcePlan:
     if plan := chunks.begun():
         return plan
     raise MissingArtifact(
-        f"{chunks.url}: has no list of its files, as rows that were prepared have", chunks.run.make(ROWS)
+        f"{chunks.url}: has no list of its files, as a copy of rows hasn't",
+        "derive the run from the one in which they were prepared",
     )
 
 
