@@ -29,6 +29,7 @@ from ddm_ray.serve.http.responses import (
     images_response,
     model_entry,
     routing,
+    routing_fields,
     stream_event,
 )
 from ddm_ray.serve.http.service import Service
@@ -134,7 +135,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
     events, index = asyncio.Queue[bytes | None](), 0
 
     def routed(result: SampleResult) -> dict[str, Any]:
-        return {"routing": routing(result, 0)} if generation.routing else {}
+        return routing_fields(generation, result, routing(result, 0))
 
     async def on_stop(foreseen: SampleResult) -> None:
         nonlocal index

@@ -65,7 +65,7 @@ class Served:
         self._open(run, sampler, {run.config.name: ServedModel(sampler)}, **codecs)
 
     def _open(self, run: Run, mixture: LiveSampler, models: dict[str, ServedModel], **codecs: Any) -> None:
-        self.sampler, self.engine, self.away = mixture._now.sampler, mixture.engine, list[str]()
+        self.mixture, self.sampler, self.engine, self.away = mixture, mixture._now.sampler, mixture.engine, list[str]()
         self.service = Service(run.config, models, Meters(lambda: self.engine), self._lacking, **codecs)
         self.app = http_app(self.service)
 
@@ -224,7 +224,8 @@ def test_a_stream_tells_the_routing_so_far(served: Served, tiny_run: Run) -> Non
     assert plain["routing"][0] == end["routing"] and np.shape(plain["routing"]) == (2, 30, 2)
     assert plain["data"][0]["b64_json"] == end["b64_json"]
     without = served.generate(**asked | {"routing": None}).json()
-    assert "routing" not in without and without["data"][0] == plain["data"][0]
+    assert plain["routing_experts"] == end["routing_experts"] == ["expert-000", "expert-001"]
+    assert {"routing", "routing_experts"}.isdisjoint(without) and without["data"][0] == plain["data"][0]
 
 
 def test_a_stream_is_refused_before_its_first_event(served: Served) -> None:
