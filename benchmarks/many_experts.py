@@ -197,9 +197,8 @@ def measure_serve(bench: Bench) -> None:
     for placement in ("multiplexed", "colocated"):
         engines = dict[int, Any]()
         for k, run in bench.runs.items():
-            networks = Networks(
-                run, mixture_info(run), Computing(resident=RESIDENT if placement == "multiplexed" else None)
-            )
+            computing = Computing(resident=RESIDENT if placement == "multiplexed" else None)
+            networks = Networks(run.config.data, mixture_info(run), computing)
             place = partial(_placed, run, networks, placement)
             engines[k], counts, seconds = bench.requests.of(place)
             where = f"{placement}, K={k}"
@@ -220,8 +219,8 @@ def measure_serve(bench: Bench) -> None:
 def _placed(run: Run, networks: Networks, placement: str) -> Any:
     """An engine as the server makes it: every expert's weights are read and verified once."""
 
-    async def load(_: Version, each: Weights) -> bool:
-        networks.of(each)
+    async def load(version: Version, each: Weights) -> bool:
+        networks.of(each, version.run)
         return True
 
     info, version = mixture_info(run), asyncio.run(Versions(run).loadable(load))
@@ -241,7 +240,7 @@ def _add_refresh(bench: Bench, k: int, run: Run, networks: Networks) -> None:
     first = newest.experts[0]
     assert first is not None
     newer = replace(first, step=1, final=False)
-    version = Version((newer, *newest.experts[1:]), newest.router)
+    version = Version(run, (newer, *newest.experts[1:]), newest.router)
     build = partial(multiplexed_engines, mixture_info(run), version, networks, run.config.data)
     engines, counts, seconds = bench.requests.of(build)
     engines.close()

@@ -250,7 +250,7 @@ def measure_swaps(url: str, args: Any, report: Report) -> None:
     run, images = Run.open(url), max(64, args.images)
     asked = [_request("once", seed, 1, {"steps": 10}) for seed in range(images)]
     models, info = load_models(run, offload="host"), mixture_info(run)
-    networks = Networks(run, info, Computing(max_rows=32, resident=2))
+    networks = Networks(run.config.data, info, Computing(max_rows=32, resident=2))
     engines = multiplexed_engines(info, Versions(run).newest(), networks, run.config.data)
     assert isinstance(models.experts, OffloadedToHost)
     began = time.process_time()

@@ -27,7 +27,7 @@ MAX_LINES = {
     "pictures": 612,
     "run": 2125,
     "sampling": 4680,
-    "serve": 5300,
+    "serve": 5480,
     "store": 1015,
     "top": 1975,
     "train": 5470,

@@ -20,19 +20,21 @@ from ddm_ray.spelling import one_line
 class Weights:
     """EMA weights of a training job after `step` steps, in the folder `prefix` below its artifact.
 
-    `final`: the job has finished with these weights. It doesn't affect equality.
+    `final`: the job has finished with these weights. It doesn't affect equality. `run`: URL of the run that they lie
+    in; empty: not noted. So weights that a derived run keeps are equal to its base's, and others of the name aren't.
     """
 
     artifact: Artifact
     prefix: str
     step: int
     final: bool = field(compare=False)
+    run: str = ""
 
     @classmethod
     def finished(cls, run: Run, artifact: Artifact) -> "Weights":
         """The weights of a finished job. Raises MissingArtifact, DriftError and CorruptArtifact."""
         info = TrainedInfo.of(run.require(artifact))
-        return cls(artifact, info.weights, info.step, final=True)
+        return cls(artifact, info.weights, info.step, final=True, run=run.holder(artifact).url)
 
     def read(self, run: Run, most: Mapping[str, int]) -> list[bytes]:
         """Read and verify files by name, each with at most as many bytes as `most` says.
@@ -93,6 +95,7 @@ def _of(run: Run, artifact: Artifact, files: JobFiles) -> list[Weights]:
             Attempt(run.store, artifact, attempt).weights_prefix(step).removeprefix(f"{artifact}/"),
             step,
             final=False,
+            run=run.holder(artifact).url,
         )
         for attempt, step in by_step
     ]

@@ -49,7 +49,7 @@ def on_its_way(run: Run, artifact: Artifact, *steps: int) -> list[Weights]:
         tensors, spec = weights.weights_as_bytes(model, weights.spec_of_model(model))
         parts = {"ema.safetensors": tensors, "model.json": spec.encode()}
         prefix, _ = publish_weights(attempt, step, run.identity(artifact), parts)
-        published.append(Weights(artifact, prefix, step, final=False))
+        published.append(Weights(artifact, prefix, step, final=False, run=run.url))
     return published
 
 

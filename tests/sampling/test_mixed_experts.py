@@ -28,7 +28,7 @@ from ddm_ray.run.graph import MONOLITH, ROUTER, STUDENT, expert, wanted_of
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
 from ddm_ray.sampling.run_models import load_trained, mixture_info
-from ddm_ray.serve.engine.computing import Computing, Networks
+from ddm_ray.serve.engine.computing import Computing, Networks, expert_costs
 from ddm_ray.serve.engine.local_runner import colocated_runners, multiplexed_runners
 from ddm_ray.serve.engine.segments import SegmentSampler
 from ddm_ray.serve.engine.versions import Versions
@@ -102,7 +102,7 @@ def test_images_are_the_same_wherever_the_experts_are(run: Run, tmp_path: Path, 
 @pytest.mark.parametrize("resident", [None, 2])
 def test_engines_of_a_server_paint_the_same(run: Run, resident: int | None) -> None:
     info, version = mixture_info(run), Versions(run).newest()
-    networks = Networks(run, info, Computing(max_rows=4, resident=resident))
+    networks = Networks(run.config.data, info, Computing(max_rows=4, resident=resident))
     place = colocated_runners if resident is None else multiplexed_runners
     runners = place(info, version, networks, run.config.data)
     sampler = SegmentSampler(info, runners.of_expert, runners.mixing)
@@ -118,9 +118,9 @@ def test_engines_of_a_server_paint_the_same(run: Run, resident: int | None) -> N
 
 def test_a_multiplexer_learns_the_speed_of_each_form(run: Run) -> None:
     info, version = mixture_info(run), Versions(run).newest()
-    networks = Networks(run, info, Computing(max_rows=2, resident=2))
+    networks = Networks(run.config.data, info, Computing(max_rows=2, resident=2))
     engines = multiplexed_runners(info, version, networks, run.config.data).engine
-    large, small = networks.cost_K()
+    large, small = expert_costs(run.config)
     assert large > 2 * small and large + small == pytest.approx(2)
     try:
         speeds = [each.scheduler.speed for each in engines.of_expert]

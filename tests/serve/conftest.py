@@ -218,4 +218,4 @@ def milestone(run: Run, artifact: Artifact, step: int, scale: float = 1.0) -> We
     tensors, spec = weights.weights_as_bytes(model, weights.spec_of_model(model))
     parts = {"ema.safetensors": tensors, "model.json": spec.encode()}
     prefix, _ = publish_weights(claim(run.store, artifact), step, run.identity(artifact), parts)
-    return Weights(artifact, prefix, step, final=False)
+    return Weights(artifact, prefix, step, final=False, run=run.url)

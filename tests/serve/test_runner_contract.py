@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ray.serve.schema import DeploymentStatusOverview
 from torch import Tensor
 
 from ddm_ray.config import SamplingSettings
@@ -74,17 +75,34 @@ class Handle:
         return Method(lambda *arguments: Response(getattr(self._replica, method_name)(*arguments)))
 
 
+class Alive(Replicas):
+    """States of deployments that all have a replica; there is no Serve to ask."""
+
+    async def running(self, deployment: str) -> bool:
+        return True
+
+    async def overview(self, deployment: str) -> DeploymentStatusOverview:
+        raise ServeError("no Serve runs")
+
+
+async def mixture_of(run: Run, placement: str) -> ServedMixture:
+    """A run's mixture as the ingress serves it."""
+    handles = list[Any]()
+    if placement == "per-expert":
+        for cluster in run.config.partition.clusters:
+            handles.append(Handle(await replica_of(run, cluster), cluster))
+    computing = Computing(max_rows=8, resident=2 if placement == "multiplexed" else None)
+    networks = Networks(run.config.data, mixture_info(run), computing)
+    parts = (handles, Alive("none"), Meters(lambda: mixture.live.engine))
+    mixture = ServedMixture(lambda each: (mixture_info(each), each.config.sample), networks, run.config.data, *parts)
+    return mixture
+
+
 @asynccontextmanager
 async def placed(run: Run, placement: str) -> AsyncIterator[Runners]:
     """The runners of a run's newest weights, as the ingress makes them."""
-    info, handles = mixture_info(run), []
-    if placement == "per-expert":
-        for expert in range(info.num_experts):
-            handles.append(Handle(await replica_of(run, expert), expert))
-    networks = Networks(run, info, Computing(max_rows=8, resident=2 if placement == "multiplexed" else None))
-    parts = (handles, Replicas("none"), Meters(lambda: runners.engine))
-    mixture = ServedMixture(info, networks, run.config.data, *parts)  # type: ignore[arg-type]
-    runners = await mixture._runners(Versions(run).newest())
+    mixture = await mixture_of(run, placement)
+    runners = await mixture._runners(mixture_info(run), Versions(run).newest())
     try:
         yield runners
     finally:

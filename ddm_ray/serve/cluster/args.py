@@ -56,7 +56,8 @@ class ServeArgs(StrictModel):
     pin_file: str | None = Field(
         default=None,
         description="Path or URI of a YAML file with a line such as `expert-002: 400` for each network that is to serve"
-        " its weights of that step in place of the newest. It may come later.",
+        " its weights of that step in place of the newest, and `run: URL` for another run, with images of the same form"
+        ", to be served in place of this one. It may come later.",
     )
     refresh_s: float = Field(
         default=10.0,

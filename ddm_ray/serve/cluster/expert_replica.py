@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError
 from ddm_ray.jobs.published import Weights
-from ddm_ray.run.graph import ROUTER
 from ddm_ray.run.run import Run
+from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import ModelKind, mixture_info, monolith_info
 from ddm_ray.sampling.serialization import pack, pack_velocity, unpack, unpack_call
 from ddm_ray.serve.cluster.velocities import Endpoint, VelocityServer
@@ -32,8 +33,26 @@ RETRY_S = 5.0
 """Seconds after a failure to load weights before the next try."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A run, what is known of its mixture, and the position of this replica's expert in it."""
+
+    run: Run
+    info: MixtureInfo
+    expert: int
+
+    @classmethod
+    def of(cls, run: Run, network: int | ModelKind) -> "_Place":
+        if isinstance(network, int):
+            return cls(run, mixture_info(run), run.config.partition.position(network))
+        return cls(run, monolith_info(run, network), 0)
+
+
 class ExpertReplica:
-    """One expert of a run and the router, or a dense network, in an engine for each version that requests use."""
+    """A cluster's expert and the router, or a dense network, in an engine for each version that requests use.
+
+    A call names its version, which may be of another run with this cluster than the one that the replica began with.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, run_url: str, network: int | ModelKind, computing: Computing, pin_file: str | None = None
@@ -44,27 +63,29 @@ class ExpertReplica:
         and its imports would slow down all others each time.
         """
         run = Run.open(run_url)
-        self._data, self._device = run.config.data, computing.device
-        if isinstance(network, int):
-            versions, self._info = Versions(run, pin_file), mixture_info(run)
-            self._expert = run.config.partition.position(network)
-        else:
-            versions, self._expert, self._info = Versions(run, pin_file, network), 0, monolith_info(run, network)
-        self._networks = Networks(run, self._info, computing)
+        self._data, self._device, self._network = run.config.data, computing.device, network
+        self._places = {run.url: _Place.of(run, network)}
+        self._networks = Networks(run.config.data, self._places[run.url].info, computing)
         self._engines, self._used_at = dict[Pair, BatchEngine](), dict[Pair, float]()
         self._failed = dict[Pair, tuple[float, DDMError]]()
         self._lock = asyncio.Lock()
         self._velocities: VelocityServer | None = None
 
+        def own_pair(version: Version) -> Pair:
+            if isinstance(network, int) and network not in version.clusters:  # of another run, without this cluster
+                return Pair(None, None, version.run.url)
+            return version.pair(version.clusters.index(network) if isinstance(network, int) else 0)
+
         async def load_own(version: Version, weights: Weights) -> bool:
-            if weights.artifact not in (versions.experts[self._expert], ROUTER):
+            if weights not in own_pair(version):
                 return False
-            await asyncio.to_thread(self._networks.of, weights)
+            await asyncio.to_thread(self._networks.of, weights, version.run)
             return True
 
         try:
+            versions = Versions(run, pin_file, None if isinstance(network, int) else network)
             version = await versions.loadable(load_own, strict=True)
-            await self.load(version.pair(self._expert))
+            await self.load(own_pair(version))
         # Wrong pins or damaged weights don't stop the replica: each call names the weights that it needs.
         except (ConfigError, CorruptArtifact, DriftError) as error:
             LOG.warning("no weights are loaded yet: %s", error)
@@ -76,7 +97,8 @@ class ExpertReplica:
 
         `weights` of the expert and of the router, of the request's version.
         """
-        engine, rows = await self._used(weights), unpack(packed, self._info, self._device)
+        engine, info = await self._used(weights), self._places[weights.run].info
+        rows = unpack(packed, info, self._device)
         segment = await asyncio.wrap_future(engine.submit(rows, seconds, until))
         return pack(segment.rows), segment.needed_B, segment.waited_s
 
@@ -99,11 +121,12 @@ class ExpertReplica:
                 yield endpoint
 
     def _asked(self, weights: Pair, packed: bytes) -> "Future[Tensor]":
-        return self._used_now(weights).ask(unpack_call(packed, self._expert, self._info, self._device))
+        place = self._places[weights.run]
+        return self._used_now(weights).ask(unpack_call(packed, place.expert, place.info, self._device))
 
     async def load(self, weights: Pair) -> None:
         """Make an engine of these weights ready. Raises CorruptArtifact, DriftError."""
-        if weights[0] is not None:
+        if weights.expert is not None:
             await self._engine(weights)
 
     def check_health(self) -> None:
@@ -122,7 +145,7 @@ class ExpertReplica:
                 engine.close(0)
                 del self._engines[weights]
                 self._used_at.pop(weights, None)
-        self._networks.keep([part for pair in self._engines for part in pair])
+        self._networks.keep([part for pair in self._engines for part in (pair.expert, pair.router)])
 
     async def _used(self, weights: Pair) -> BatchEngine:
         """The engine of a request's weights."""
@@ -147,15 +170,19 @@ class ExpertReplica:
         at, error = self._failed.get(weights, (-np.inf, None))
         if error is not None and time.monotonic() - at < RETRY_S:
             raise error
-        version = Version.of_pair(self._expert, self._info.num_experts, weights)
-        parts = (self._info, version, [self._expert], self._networks, self._data)
         try:
-            engine = await asyncio.to_thread(local_engine, *parts)
+            engine = await asyncio.to_thread(self._engine_of, weights)
         except (CorruptArtifact, DriftError) as error:
             self._failed[weights] = time.monotonic(), error
             raise
         self._failed.pop(weights, None)
         return engine
+
+    def _engine_of(self, weights: Pair) -> BatchEngine:
+        place = self._places.get(weights.run) or _Place.of(Run.open(weights.run), self._network)
+        self._places[weights.run] = place
+        version = Version.of_pair(place.run, place.expert, place.info.num_experts, weights)
+        return local_engine(place.info, version, [place.expert], self._networks, self._data)
 
     def __del__(self) -> None:
         velocities: VelocityServer | None = getattr(self, "_velocities", None)

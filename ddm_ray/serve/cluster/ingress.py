@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ray import serve
 from torch import Tensor
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.core.condition import Text
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import MixtureInfo
@@ -23,7 +24,7 @@ from ddm_ray.sampling.run_models import (
     settings_of,
 )
 from ddm_ray.serve.cluster.codec import Arrays, Decoder, Encoder, from_arrays
-from ddm_ray.serve.cluster.mixture import Handle, ServedMixture
+from ddm_ray.serve.cluster.mixture import FactsOf, Handle, ServedMixture
 from ddm_ray.serve.cluster.remote_runner import call_deployment
 from ddm_ray.serve.cluster.replicas import Replicas
 from ddm_ray.serve.engine.computing import Computing, Networks
@@ -71,21 +72,25 @@ class API:
         null = None if self._encode is None else from_arrays((await self._encode(""))[0])
         self._meters = Meters(lambda: self._mixture.live.engine)
 
-        def served(info: MixtureInfo, parts: Sequence[Handle], label: str | None = None) -> ServedMixture:
-            # With experts in other deployments, only a router is here.
-            networks = Networks(run, info, Computing(max_rows=computing.max_rows) if parts else computing)
-            info = replace(info, null_text=null)
-            return ServedMixture(info, networks, run.config.data, parts, self._replicas, self._meters, label)
+        def served(facts_of: FactsOf, parts: Sequence[Handle], label: str | None = None) -> ServedMixture:
+            def with_null(run: Run) -> tuple[MixtureInfo, SamplingSettings]:
+                info, defaults = facts_of(run)
+                return replace(info, null_text=null), defaults
 
-        self._mixture = served(mixture_info(run), experts)
+            # With experts in other deployments, only a router is here.
+            own = Computing(max_rows=computing.max_rows) if parts else computing
+            data, networks = run.config.data, Networks(run.config.data, facts_of(run)[0], own)
+            return ServedMixture(with_null, networks, data, parts, self._replicas, self._meters, label)
+
+        self._mixture = served(lambda run: (mixture_info(run), sampling_settings(run)), experts)
         await self._mixture.start(Versions(run, pin_file), refresh_s)
         name = run.config.name
-        self._models = {name: ServedModel(self._mixture.live, sampling_settings(run))}
+        self._models = {name: ServedModel(self._mixture.live)}
         if dense is not None:
-            self._dense = served(monolith_info(run, dense), [others[DENSE]], DENSE)
-            await self._dense.start(Versions(run, pin_file, dense), refresh_s)
             settings = settings_of(run, dense).changed(strategy=None)
-            self._models[f"{name}-{dense}"] = ServedModel(self._dense.live, settings, alone=True)
+            self._dense = served(lambda run: (monolith_info(run, dense), settings), [others[DENSE]], DENSE)
+            await self._dense.start(Versions(run, pin_file, dense), refresh_s)
+            self._models[f"{name}-{dense}"] = ServedModel(self._dense.live, alone=True)
 
     @staticmethod
     def _codecs(run: Run, device: str, codecs: Mapping[str, Handle] | None) -> tuple[Encode | None, Decode | None]:

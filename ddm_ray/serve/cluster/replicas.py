@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from ray import serve
-from ray.serve.schema import DeploymentStatusOverview, ServeStatus
+from ray.serve.schema import DeploymentStatus, DeploymentStatusOverview, DeploymentStatusTrigger, ServeStatus
 
 STATUS_S = 0.5
 AWAY_S = 10.0
@@ -17,6 +17,14 @@ ALIVE = frozenset({"RUNNING", "PENDING_MIGRATION", "UPDATING", "RECOVERING"})
 controller that has started again hasn't looked at it yet. A replica that starts or stops can't answer."""
 ASLEEP = frozenset({"HEALTHY", "UPSCALING", "DOWNSCALING"})
 """States of a deployment that is healthy or being scaled: without a replica alive it is at zero or starting."""
+
+REMOVED = DeploymentStatusOverview(
+    status=DeploymentStatus.UNHEALTHY,
+    status_trigger=DeploymentStatusTrigger.UNSPECIFIED,
+    replica_states={},
+    message="not in the application",
+)
+"""The state of a deployment that an update of the application removed: calls of it would wait for ever."""
 
 
 def is_alive(overview: DeploymentStatusOverview) -> bool:
@@ -55,7 +63,9 @@ class Replicas:
             self._asking = asyncio.ensure_future(asyncio.to_thread(serve.status))
         # Shielded: if one caller is cancelled, the others still wait for this answer.
         status = await asyncio.shield(self._asking)
-        return status.applications[self._application].deployments[deployment]
+        deployments = status.applications[self._application].deployments
+        # While an application is built, none is listed.
+        return REMOVED if deployments and deployment not in deployments else deployments[deployment]
 
     async def lacking(self, deployment: str) -> bool:
         """Return `is_lacking`; waits and raises as `overview`."""

@@ -1,7 +1,6 @@
 """Checks before a server starts: of its run, its address, and who may ask. They import neither Ray nor torch."""
 
 from collections.abc import Callable
-from itertools import chain
 
 from ddm_ray.data import OnProgress, no_progress
 from ddm_ray.errors import RunError, ServeError
@@ -63,9 +62,9 @@ def sound_version(args: ServeArgs, on_progress: OnProgress = no_progress) -> Ver
 
     Serve would start a replica that finds them altered again and again. Raises as `servable`, and CorruptArtifact.
     """
-    run, versions = servable(args)
-    every = list(chain(*versions))
-    for number, weights in enumerate(every):
+    versions = servable(args)[1]
+    every = [(version.run, weights) for version in versions for weights in version]
+    for number, (run, weights) in enumerate(every):
         on_progress(number / len(every), f"checking {weights.artifact}")
         if weights.final:
             manifest = run.require(weights.artifact)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddm_ray.config import DataConfig, Precision
+from ddm_ray.config import DataConfig, Precision, RunConfig
 from ddm_ray.core.condition import Condition, Text
 from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ServeError
@@ -61,49 +61,39 @@ class Computing:
 class Networks:
     """Networks of published weights as a replica calls them. Each is loaded once, and compiled if settings say so.
 
-    `packed`: experts in host memory, those of the version that was loaded last. The next one loads only what differs.
+    They may be of several runs with images of one form. `packed`: experts in host memory, those of the version that was
+    loaded last. The next one loads only what differs.
     """
 
     packed: Mapping[Weights, Packed] = MappingProxyType({})
 
-    def __init__(self, run: Run, info: MixtureInfo, computing: Computing):
-        """`info`: of the mixture that they belong to."""
-        self.computing, self._run = computing, run
-        self._largest = _largest_call(run.config.data, info, computing) if computing.compile else None
+    def __init__(self, data: DataConfig, info: MixtureInfo, computing: Computing):
+        """`data` and `info` of a run say what calls are like."""
+        self.computing = computing
+        self._largest = _largest_call(data, info, computing) if computing.compile else None
         self._graphs = None if self._largest is None or not self._largest[0].is_cuda else Graphs(*self._largest)
         self._loaded: dict[Weights, Field] = {}
         self._loading: dict[Weights, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def cost_K(self) -> np.ndarray | None:
-        """Costs of a row of each expert of the mixture, in rows of the mean one, by FLOPs; None if all are alike."""
-        alike, data = experts_by_network(self._run.config), self._run.config.data
-        if len(alike) == 1:
-            return None
-        tokens = 0 if data.text is None else data.text.tokens
-        flops = {
-            cluster: forward_flops_per_row(build(spec, "meta"), data.shape, tokens)
-            for spec, clusters in alike
-            for cluster in clusters
-        }
-        flops_K = np.array([flops[cluster] for cluster in self._run.config.partition.clusters], np.float64)
-        return flops_K / flops_K.mean()
+    def of(self, weights: Weights, run: Run) -> Field:
+        """The network of a run's weights. Raises CorruptArtifact, DriftError, and ServeError if it can't be compiled.
 
-    def of(self, weights: Weights) -> Field:
-        """The network of these weights. Raises CorruptArtifact, DriftError, and ServeError if it can't be compiled."""
+        Weights that several runs have are one network.
+        """
         with self._lock:
             loading = self._loading.setdefault(weights, threading.Lock())
         with loading:  # a lock of these weights: others needn't wait, which may take minutes
             if (network := self._loaded.get(weights)) is None:
-                network = self._load(weights)
+                network = self._load(weights, run)
                 with self._lock:
                     self._loaded[weights] = network
             return network
 
-    def _load(self, weights: Weights) -> Field:
+    def _load(self, weights: Weights, run: Run) -> Field:
         offloaded = self.computing.resident is not None and weights.artifact.cluster is not None
         device = "cpu" if offloaded else self.computing.device
-        network = load_weights(self._run, weights, device, self.computing.dtype)
+        network = load_weights(run, weights, device, self.computing.dtype)
         if self._largest is None:
             return network
         return in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
@@ -119,6 +109,21 @@ class Networks:
         with self._lock:
             self._loaded.pop(weights, None)
             self._loading.pop(weights, None)
+
+
+def expert_costs(config: RunConfig) -> np.ndarray | None:
+    """Costs of a row of each expert of a run, (K,), in rows of the mean one, by FLOPs; None if all are alike."""
+    alike, data = experts_by_network(config), config.data
+    if len(alike) == 1:
+        return None
+    tokens = 0 if data.text is None else data.text.tokens
+    flops = {
+        cluster: forward_flops_per_row(build(spec, "meta"), data.shape, tokens)
+        for spec, clusters in alike
+        for cluster in clusters
+    }
+    flops_K = np.array([flops[cluster] for cluster in config.partition.clusters], np.float64)
+    return flops_K / flops_K.mean()
 
 
 def any_condition(data: DataConfig, count: int) -> Condition:

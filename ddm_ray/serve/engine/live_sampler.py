@@ -1,9 +1,10 @@
-"""A sampler that changes to newer weights while it samples. No Ray, no HTTP."""
+"""A sampler that changes to other weights while it samples. No Ray, no HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from ddm_ray.config import SamplingSettings
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.serve.engine.engine_thread import EngineThread
 from ddm_ray.serve.engine.segments import OnStop, Sampled, SegmentSampler
@@ -16,20 +17,29 @@ class _Live:
     version: Version
     sampler: SegmentSampler
     engine: EngineThread
+    defaults: SamplingSettings
     requests: int = 0
 
 
 class LiveSampler:
-    """A sampler that changes to newer weights while it samples: a request keeps the weights that it began with."""
+    """A sampler that changes to other weights while it samples: a request keeps the version that it began with."""
 
-    def __init__(self, version: Version, sampler: SegmentSampler, engine: EngineThread):
-        """`engine`: the one of this process that the sampler needs. Once replaced, it closes after its last request."""
-        self._now = _Live(version, sampler, engine)
+    def __init__(self, version: Version, sampler: SegmentSampler, engine: EngineThread, defaults: SamplingSettings):
+        """`engine`: the one of this process that the sampler needs. Once replaced, it closes after its last request.
+
+        `defaults` of sampling: those of the version's run.
+        """
+        self._now = _Live(version, sampler, engine, defaults)
 
     @property
     def info(self) -> MixtureInfo:
-        """The mixture, which is the same in all versions."""
+        """The mixture of requests that come now."""
         return self._now.sampler.info
+
+    @property
+    def defaults(self) -> SamplingSettings:
+        """Settings of requests that come now, for what they leave out."""
+        return self._now.defaults
 
     @property
     def version(self) -> Version:
@@ -46,9 +56,11 @@ class LiveSampler:
         """The engine of requests that come now."""
         return self._now.engine
 
-    def replace(self, version: Version, sampler: SegmentSampler, engine: EngineThread) -> None:
+    def replace(
+        self, version: Version, sampler: SegmentSampler, engine: EngineThread, defaults: SamplingSettings
+    ) -> None:
         """Use these for requests from now on."""
-        before, self._now = self._now, _Live(version, sampler, engine)
+        before, self._now = self._now, _Live(version, sampler, engine, defaults)
         self._close_if_left(before)
 
     async def sample(
@@ -80,7 +92,7 @@ async def follow(
     every_s: float,
     forget: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve newer weights as they are published, until all are final.
+    """Serve newer weights as they are published, or those of another run, until all are final.
 
     Weights that can't be served are logged; `forget` gives back what was loaded of them, and the next look may succeed.
     """

@@ -16,7 +16,7 @@ from ddm_ray.sampling.request import MixtureInfo, SampleRequest
 from ddm_ray.sampling.state import Trajectories
 from ddm_ray.sampling.trajectory import start
 from ddm_ray.serve.engine.batch_engine import BatchEngine
-from ddm_ray.serve.engine.computing import Networks, any_condition
+from ddm_ray.serve.engine.computing import Networks, any_condition, expert_costs
 from ddm_ray.serve.engine.multiplexer import Multiplexer
 from ddm_ray.serve.engine.runner import Runners, Segment
 from ddm_ray.serve.engine.scheduler import Scheduler
@@ -61,12 +61,12 @@ def local_engine(
     experts: list[driver.Field | None] = [None] * info.num_experts
     for position in positions:
         weights = version.experts[position]
-        experts[position] = None if weights is None else networks.of(weights)
-    router = None if version.router is None else networks.of(version.router)
+        experts[position] = None if weights is None else networks.of(weights, version.run)
+    router = None if version.router is None else networks.of(version.router, version.run)
     answer = partial(driver.answers, experts=experts, router=router)
     here_K = None if len(positions) == info.num_experts else np.isin(np.arange(info.num_experts), positions)
     # An engine of one expert learns the speed of that one.
-    cost_K = None if len(positions) == 1 else networks.cost_K()
+    cost_K = None if len(positions) == 1 else expert_costs(version.run.config)
     engine = BatchEngine(answer, here_K, Scheduler(networks.computing.max_rows), cost_K=cost_K)
     present = [position for position in positions if experts[position] is not None]
     warm_up(engine, info, data, present, networks.computing.device)
@@ -87,7 +87,7 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
     def load(position: int) -> torch.nn.Module:
         weights = experts_K[position]
         assert weights is not None
-        network = networks.of(weights)
+        network = networks.of(weights, version.run)
         networks.forget(weights)  # of which there is a copy from now on
         assert isinstance(network, torch.nn.Module)
         return network
@@ -97,8 +97,8 @@ def multiplexed_engines(info: MixtureInfo, version: Version, networks: Networks,
     }
     experts = OffloadedToHost(load, present, computing.device, computing.resident, here)
     networks.packed = {each: experts.packed[position] for position, each in enumerate(experts_K) if each is not None}
-    router = None if version.router is None else networks.of(version.router)
-    cost_K = networks.cost_K()
+    router = None if version.router is None else networks.of(version.router, version.run)
+    cost_K = expert_costs(version.run.config)
     multiplexer = Multiplexer(experts, router, computing.max_rows, clusters=info.clusters, cost_K=cost_K)
     positions = [position for position, here in enumerate(present) if here]
     for first in {experts.form_of(position): position for position in reversed(positions)}.values():

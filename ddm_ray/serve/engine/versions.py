@@ -1,54 +1,54 @@
-"""Versions: the published weights of a run that are served, the newest or those that a file pins. No Ray.
+"""Versions: the published weights that are served, the newest of a run or those that a file pins. No Ray.
 
 Shapes: K experts.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import PositiveInt, TypeAdapter, ValidationError
-
-from ddm_ray.config import read_yaml
-from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, ServeError
+from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, MissingArtifact, RunError, ServeError
 from ddm_ray.jobs.published import Weights, published
 from ddm_ray.remedies import Accept
 from ddm_ray.run.graph import EXTRAS, ROUTER, Artifact, trained_of
 from ddm_ray.run.run import Run
-from ddm_ray.spelling import one_line
-from ddm_ray.store.store import Store
+from ddm_ray.serve.engine.pins import Pins, read_pins, require_fits
 
 LOG = logging.getLogger("ray.serve")
-PIN_BYTES = 2**16
-_PINS = TypeAdapter(dict[str, PositiveInt])
 
 
-Pair = tuple[Weights | None, Weights | None]
-"""Weights of one expert and of the router, which a replica of the expert needs."""
+class Pair(NamedTuple):
+    """Weights of one expert and of the router, which a replica of the expert needs, and the URL of the run served."""
+
+    expert: Weights | None
+    router: Weights | None
+    run: str
 
 
 @dataclass(frozen=True)
 class Version:
     """The weights that a request is sampled with, of each expert and of the router; None: none are published yet.
 
-    `clusters`: the experts' numbers; none: 0 to K - 1.
+    `run`: the one that is served. `clusters`: the experts' numbers; none: 0 to K - 1.
     """
 
+    run: Run
     experts: tuple[Weights | None, ...]
     router: Weights | None
     clusters: tuple[int, ...] = ()
 
     @classmethod
-    def of_pair(cls, expert: int, num_experts: int, weights: Pair) -> "Version":
+    def of_pair(cls, run: Run, expert: int, num_experts: int, weights: Pair) -> "Version":
         """A version with only the expert at this position."""
-        own, router = weights
-        return cls(tuple(own if each == expert else None for each in range(num_experts)), router)
+        return cls(
+            run, tuple(weights.expert if each == expert else None for each in range(num_experts)), weights.router
+        )
 
     def pair(self, expert: int) -> Pair:
         """The weights of the expert at this position and of the router."""
-        return self.experts[expert], self.router
+        return Pair(self.experts[expert], self.router, self.run.url)
 
     def __iter__(self) -> Iterator[Weights]:
         return (weights for weights in (self.router, *self.experts) if weights is not None)
@@ -71,52 +71,61 @@ Load = Callable[[Version, Weights], Awaitable[bool]]
 
 
 class Versions:
-    """Looks at a run for the weights to serve: the newest of each network, or those that a file pins."""
+    """Looks for the weights to serve: the newest of each network of a run, or those that a file pins.
+
+    If the file names another run, they are that run's. What was loaded of one is known by the weights, of any run.
+    """
 
     def __init__(self, run: Run, pin_file: str | None = None, dense: str | None = None):
-        """`pin_file`: see `read_pins`. `dense`: one of EXTRAS, as a mixture of one, in place of the experts."""
-        self._run, self._pin_file = run, pin_file
-        self.experts = run.experts if dense is None else (Artifact(dense),)
-        self._jobs = [*self.experts, *({ROUTER} & set(trained_of(run.config)) if not dense else ())]
-        self._published: dict[Artifact, list[Weights]] = {}
+        """`pin_file`: see `read_pins`. `dense`: one of EXTRAS, as a mixture of one, in place of the experts.
+
+        It is always this run's own.
+        """
+        self._own, self._pin_file, self._dense = _Jobs(run, dense), pin_file, dense
+        self._now = self._own
         self._refused, self._known = set[Weights](), set[Weights]()
 
     @property
     def settled(self) -> bool:
         """True if the newest version is final: every job has ended, and no file can pin others."""
-        return self._pin_file is None and self._complete
-
-    @property
-    def _complete(self) -> bool:
-        return all(weights and weights[0].final for weights in map(self._published.get, self._jobs))
-
-    def _may_change(self, job: Artifact) -> bool:
-        """False for a job that has ended with sound weights: of hundreds of them no look reads a manifest again."""
-        weights = self._published.get(job)
-        sound = weights and weights[0].final and weights[0] not in self._refused
-        return not sound or self._run.by_hand(job)  # another manifest may be accepted in place of one
+        return self._pin_file is None and self._own.complete
 
     def newest(self) -> Version:
         """The version to serve now. Raises ServeError if no expert has weights, ConfigError for a pin that can't be
-        met, DriftError or CorruptArtifact for jobs with results that don't fit the run.
+        met or a run that can't be served, DriftError or CorruptArtifact for jobs with results that don't fit the run.
         """
-        pins = {} if self._pin_file is None else read_pins(self._pin_file)
-        names = [network_name(job) for job in trained_of(self._run.config)]
-        if unknown := pins.keys() - set(names):
+        pins = Pins() if self._pin_file is None else read_pins(self._pin_file)
+        self._now = jobs = self._jobs_of(pins)
+        names = [network_name(job) for job in trained_of(jobs.run.config)]
+        if unknown := set() if self._dense and pins.run else pins.steps.keys() - set(names):
             raise ConfigError(f"pin_file {self._pin_file}: {min(unknown)[:60]!r} isn't one of {', '.join(names)}")
-        if not self._complete:
-            self._published |= published(self._run, filter(self._may_change, self._jobs))
-        chosen = {job: self._chosen(job, pins.get(network_name(job))) for job in self._jobs}
-        experts = tuple(chosen[expert] for expert in self.experts)
+        jobs.look(self._refused)
+        chosen = {job: self._chosen(jobs, job, pins.steps.get(network_name(job))) for job in jobs.all}
+        experts = tuple(chosen[expert] for expert in jobs.experts)
         if not any(experts):
-            first, run = self.experts[0], self._run
+            first, run = jobs.experts[0], jobs.run
             if run.by_hand(first):
                 raise ServeError(f"no {first.kind} of {run.url} is accepted yet", Accept(run.url, first))
             raise ServeError(
                 f"no {first.kind} of {run.url} has published weights yet", run.make(first, with_others=True)
             )
-        clusters = tuple(each.cluster for each in self.experts if each.cluster is not None)
-        return Version(experts, chosen.get(ROUTER), clusters)
+        clusters = tuple(each.cluster for each in jobs.experts if each.cluster is not None)
+        return Version(jobs.run, experts, chosen.get(ROUTER), clusters)
+
+    def _jobs_of(self, pins: Pins) -> "_Jobs":
+        """The jobs of the run that pins name. Raises ConfigError for a run that can't be served."""
+        if pins.run is None or self._dense:
+            return self._own
+        if pins.run.rstrip("/") == self._now.run.url:
+            return self._now
+        try:
+            run = Run.open(pins.run)
+            if run.url == self._own.run.url:
+                return self._own
+            require_fits(self._own.run, run)
+        except (RunError, MissingArtifact, ConfigError) as error:
+            raise ConfigError(f"pin_file {self._pin_file}: run: {error}") from None
+        return _Jobs(run)
 
     async def loadable(self, load: "Load", strict: bool = False) -> Version:
         """The newest version that `load` can load completely: in place of damaged weights it has older ones.
@@ -141,8 +150,8 @@ class Versions:
             if not damaged:
                 return version
 
-    def _chosen(self, job: Artifact, step: int | None) -> Weights | None:
-        allowed = [weights for weights in self._published[job] if weights not in self._refused]
+    def _chosen(self, jobs: "_Jobs", job: Artifact, step: int | None) -> Weights | None:
+        allowed = [weights for weights in jobs.published[job] if weights not in self._refused]
         if step is None:
             return next(iter(allowed), None)
         for weights in allowed:
@@ -150,6 +159,34 @@ class Versions:
                 return weights
         steps = ", ".join(str(weights.step) for weights in reversed(allowed[:20])) or "none"
         raise ConfigError(f"pin_file {self._pin_file}: {job} has no published weights of step {step}; it has {steps}")
+
+
+class _Jobs:
+    """The jobs of a run that are served: its experts and its router, or a network in place of the experts.
+
+    `published`: the weights of each job at the last look.
+    """
+
+    def __init__(self, run: Run, dense: str | None = None):
+        self.run, self.published = run, dict[Artifact, list[Weights]]()
+        self.experts = run.experts if dense is None else (Artifact(dense),)
+        self.all = [*self.experts, *({ROUTER} & set(trained_of(run.config)) if not dense else ())]
+
+    @property
+    def complete(self) -> bool:
+        """True if every job has ended."""
+        return all(weights and weights[0].final for weights in map(self.published.get, self.all))
+
+    def look(self, refused: Collection[Weights]) -> None:
+        """List the weights of jobs that may have newer ones. Raises DriftError and CorruptArtifact."""
+        if not self.complete:
+            self.published |= published(self.run, [job for job in self.all if self._may_change(job, refused)])
+
+    def _may_change(self, job: Artifact, refused: Collection[Weights]) -> bool:
+        """False for a job that has ended with sound weights: of hundreds of them no look reads a manifest again."""
+        weights = self.published.get(job)
+        sound = weights and weights[0].final and weights[0] not in refused
+        return not sound or self.run.by_hand(job)  # another manifest may be accepted in place of one
 
 
 def network_name(job: Artifact) -> str:
@@ -160,22 +197,3 @@ def network_name(job: Artifact) -> str:
 def expert_name(cluster: int) -> str:
     """The name of a cluster's expert, and of its deployment: expert-003."""
     return f"expert-{cluster:03d}"
-
-
-def read_pins(url: str) -> dict[str, int]:
-    """Steps by network (expert-002: 400) of a YAML file at a path or URI; empty if there is no file.
-
-    Raises ConfigError for any other content.
-    """
-    folder, slash, name = url.rpartition("/")
-    try:
-        text = Store(folder or slash or ".").read(name, PIN_BYTES + 1)
-    except FileNotFoundError:
-        return {}
-    if len(text) > PIN_BYTES:
-        raise ConfigError(f"pin_file {url}: has more than {PIN_BYTES} bytes")
-    try:
-        return _PINS.validate_python(read_yaml(text, f"pin_file {url}", dict[str, int]) or {})
-    except (ConfigError, ValueError) as error:
-        what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else one_line(error, 100)
-        raise ConfigError(f"pin_file {url}: write lines such as `expert-002: 400`, a step each: {what}") from None

@@ -75,8 +75,10 @@ class Meters:
         if switched:
             self.switches.labels(name).inc(switched)
 
-    def serves(self, version: Version) -> None:
-        """Note the steps of the weights that are served, by network."""
+    def serves(self, version: Version, before: Version | None = None) -> None:
+        """Note the steps of the weights that are served, by network; those that only the version `before` had go."""
+        for name in before.steps().keys() - version.steps().keys() if before else ():
+            self.weights.remove(name)
         for name, weights in version.steps().items():
             self.weights.labels(name).set(-1 if weights is None else weights["step"])
 

@@ -59,7 +59,8 @@ def model_entry(
 def images_response(generation: Generation, sampled: Sampled, model: str, created: int) -> dict[str, Any]:
     """OpenAI's images response, and beside it model, strategy, and per image the experts that sampled it.
 
-    `routing`: per image the weights of all experts at each step, if the request asks for them. `degraded`: names of
+    `routing`: per image the weights of all experts at each step, if the request asks for them, and `routing_experts`:
+    these experts' names. `degraded`: names of
     the experts that were left out, if any. `truncated`: the prompt's number of tokens and of those kept, unless all
     are. A single network has neither strategy nor experts.
     """
@@ -73,7 +74,7 @@ def images_response(generation: Generation, sampled: Sampled, model: str, create
         "model": model,
         "strategy": None if generation.alone else request.settings.strategy,
         "experts": expert_stretches(generation, sampled),
-        **({"routing": [routing(result, image) for image in range(len(encoded))]} if generation.routing else {}),
+        **routing_fields(generation, result, [routing(result, image) for image in range(len(encoded))]),
         **degraded(sampled),
     }
 
@@ -81,6 +82,14 @@ def images_response(generation: Generation, sampled: Sampled, model: str, create
 def routing(result: SampleResult, image: int) -> list[list[float]]:
     """Weights of the experts at each step of an image, (S, K), to four digits."""
     return [[round(weight, 4) for weight in weights_K] for weights_K in result.routing_SBK[:, image].tolist()]
+
+
+def routing_fields(generation: Generation, result: SampleResult, weights: list[Any]) -> dict[str, Any]:
+    """The weights of all experts and these experts' names, if the request asks for them."""
+    if not generation.routing:
+        return {}
+    names = [] if generation.alone else [expert_name(number) for number in result.clusters]
+    return {"routing": weights, "routing_experts": names}
 
 
 def expert_stretches(generation: Generation, sampled: Sampled) -> list[list[dict[str, int]]]:

@@ -29,6 +29,7 @@ from ddm_ray.serve.http.responses import (
     images_response,
     model_entry,
     routing,
+    routing_fields,
     stream_event,
 )
 from ddm_ray.serve.http.service import Service
@@ -53,12 +54,12 @@ def http_app(service: Service) -> FastAPI:
     config = service.config
     # FastAPI's pages of documentation load scripts from other servers, and its redirections aren't OpenAI's errors.
     http = FastAPI(title="ddm-ray", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
-    entries = {
-        name: model_entry(
-            name, config, service.credit, () if model.alone else model.sampler.info.clusters, model.defaults
-        )
-        for name, model in service.models.items()
-    }
+
+    def entry(name: str) -> dict[str, Any]:
+        model = service.model(name)
+        clusters = () if model.alone else model.sampler.info.clusters
+        return model_entry(name, config, service.credit, clusters, model.sampler.defaults)
+
     http.exception_handler(RequestValidationError)(_malformed)
     http.exception_handler(HTTPException)(_no_such_route)
     http.exception_handler(DDMError)(_failed)
@@ -79,13 +80,12 @@ def http_app(service: Service) -> FastAPI:
     @http.get("/v1/models", responses=OF_ANY_ROUTE)
     async def models() -> dict[str, Any]:
         """The models served here, each with its classes, its experts and its defaults of sampling."""
-        return {"object": "list", "data": list(entries.values())}
+        return {"object": "list", "data": [entry(name) for name in service.models]}
 
     @http.get("/v1/models/{name:path}", responses=OF_ANY_ROUTE | {404: REFUSALS[404]})
     async def model(name: str) -> dict[str, Any]:
         """The model of that name."""
-        service.model(name)
-        return entries[name]
+        return entry(name)
 
     @http.get("/healthz")
     async def healthz() -> dict[str, Any]:
@@ -93,7 +93,7 @@ def http_app(service: Service) -> FastAPI:
         steps: dict[str, Any] = {}
         for model in service.models.values():
             steps |= model.sampler.version.steps()
-        return {"status": "ok", "model": config.name, "experts": entries[config.name]["experts"], "weights": steps}
+        return {"status": "ok", "model": config.name, "experts": entry(config.name)["experts"], "weights": steps}
 
     @http.get("/readyz", responses=AWAY)
     async def readyz() -> Response:
@@ -135,7 +135,7 @@ async def _stream(service: Service, generation: Generation) -> Response:
     events, index = asyncio.Queue[bytes | None](), 0
 
     def routed(result: SampleResult) -> dict[str, Any]:
-        return {"routing": routing(result, 0)} if generation.routing else {}
+        return routing_fields(generation, result, routing(result, 0))
 
     async def on_stop(foreseen: SampleResult) -> None:
         nonlocal index

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ddm_ray.config import RunConfig, SamplingSettings
+from ddm_ray.config import RunConfig
 from ddm_ray.core.condition import Text
 from ddm_ray.core.names import parse_strategy_name
 from ddm_ray.sampling.request import SampleResult
@@ -30,10 +30,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that requests may name; `defaults` of sampling for fields left out. `alone`: see Generation."""
+    """A model that requests may name. `alone`: see Generation."""
 
     sampler: LiveSampler
-    defaults: SamplingSettings
     alone: bool = False
 
 
@@ -65,7 +64,7 @@ class Service:
     def resolve(self, request: GenerationRequest) -> Generation:
         """The request with default settings filled in. Raises RequestError."""
         model = self.model(request.model)
-        defaults = model.defaults
+        defaults = model.sampler.defaults
         if model.sampler.version.router is None:
             defaults = defaults.changed(strategy="once")  # for labels it needs no router
         return resolve(request, self.config, defaults, model.sampler.info, model.alone)

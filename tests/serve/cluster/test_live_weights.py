@@ -28,9 +28,9 @@ STRATEGIES = ("once", "full", "top-1")
 
 def images(run: Run) -> dict[str, np.ndarray]:
     """Images of the version that is the newest now, by strategy."""
-    version, networks = Versions(run).newest(), Networks(run, mixture_info(run), Computing())
-    experts = [None if weights is None else networks.of(weights) for weights in version.experts]
-    router = None if version.router is None else networks.of(version.router)
+    version, networks = Versions(run).newest(), Networks(run.config.data, mixture_info(run), Computing())
+    experts = [None if weights is None else networks.of(weights, run) for weights in version.experts]
+    router = None if version.router is None else networks.of(version.router, run)
     requests = {each: SampleRequest((2,), torch.tensor([1]), settings_of(each)) for each in STRATEGIES}
     results = {each: driver.sample(requests[each], mixture_info(run), experts, router) for each in STRATEGIES}
     return {each: pixels(image_file(result.images_BCHW[0], 1)) for each, result in results.items()}

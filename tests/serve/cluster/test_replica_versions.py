@@ -35,7 +35,7 @@ def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) ->
     pairs = [chosen(run).pair(1)]
     milestone(run, SECOND, 20, 1.5)
     pairs.append(chosen(run).pair(1))
-    assert pairs[0] == (older, pairs[1][1]) != pairs[1]
+    assert pairs[0] == (older, pairs[1].router, run.url) != pairs[1]
 
     async def sample() -> list[Tensor]:
         replica = await replica_of(run, 1)
@@ -53,7 +53,7 @@ def test_a_replica_has_two_versions_at_a_time_and_forgets_the_older(run: Run) ->
 
     first, second = asyncio.run(sample())
     for image, pair in ((first, pairs[0]), (second, pairs[1])):
-        assert torch.allclose(image, sampled(run, Version.of_pair(1, 2, pair), OF_ONE), atol=1e-5)
+        assert torch.allclose(image, sampled(run, Version.of_pair(run, 1, 2, pair), OF_ONE), atol=1e-5)
     assert (first - second).abs().max() > 0.05
 
 
@@ -62,7 +62,8 @@ def test_a_replica_without_weights_waits_for_them(run: Run) -> None:
         replica = await replica_of(run, 1)
         replica.check_health()
         before = list(replica._engines)
-        await replica.load((await asyncio.to_thread(milestone, run, SECOND, 10), chosen(run).router))
+        await asyncio.to_thread(milestone, run, SECOND, 10)
+        await replica.load(chosen(run).pair(1))
         return [before, len(replica._engines)]
 
     assert asyncio.run(serve()) == [[], 1]
@@ -102,9 +103,10 @@ def test_versions_that_nobody_asked_for_are_dropped(run: Run) -> None:
         milestone(run, SECOND, 10)
         replica = await replica_of(run, 1)
         for step in (20, 30, 40):
-            await replica.load((await asyncio.to_thread(milestone, run, SECOND, step), chosen(run).router))
+            await asyncio.to_thread(milestone, run, SECOND, step)
+            await replica.load(chosen(run).pair(1))
         replica.check_health()
-        assert [weights.step for weights, _ in replica._engines if weights is not None] == [30, 40]
+        assert [pair.expert.step for pair in replica._engines if pair.expert is not None] == [30, 40]
 
     asyncio.run(serve())
 

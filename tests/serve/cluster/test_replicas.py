@@ -56,6 +56,17 @@ def test_an_expert_is_left_out_only_where_no_replica_can_answer_and_one_should(s
     assert is_starting(one) is (status == "UPSCALING" and not CAN_ANSWER[state])
 
 
+def test_a_deployment_that_an_update_removed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of it would wait until Serve ends the ingress. While the application is built, Serve lists none."""
+    parts = dict[str, DeploymentStatusOverview]()
+    application = ApplicationStatusOverview(ApplicationStatus.DEPLOYING, "", 0.0, parts)
+    monkeypatch.setattr(replicas.serve, "status", lambda: ServeStatus({}, {"ddm": application}))
+    with pytest.raises(KeyError):
+        asyncio.run(Replicas("ddm").lacking("expert-001"))
+    parts["api"] = overview("UPDATING", RUNNING=1)
+    assert asyncio.run(Replicas("ddm").lacking("expert-001")) and not asyncio.run(Replicas("ddm").lacking("api"))
+
+
 @pytest.mark.parametrize("status", NEEDS_NONE)
 def test_without_any_replica_it_sleeps_unless_it_failed(status: str) -> None:
     """Also where a controller has just begun, which so far knows of no replica and calls it UPDATING."""

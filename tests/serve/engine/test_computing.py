@@ -86,7 +86,7 @@ def test_an_engine_of_compiled_networks_makes_no_code_for_requests(
         )
     ]
     with caplog.at_level(logging.INFO, "ray.serve"), counted_graphs() as graphs:
-        networks = Networks(tiny_run, models.info, Computing(max_rows=3, compile=True))
+        networks = Networks(tiny_run.config.data, models.info, Computing(max_rows=3, compile=True))
         version = Versions(tiny_run).newest()
         engine = local_engine(models.info, version, [0, 1], networks, tiny_run.config.data)
         assert graphs.num == 2 * len(bucket_sizes(6))

@@ -43,7 +43,7 @@ def run(tiny_run: Run, tmp_path: Path) -> Run:
 
 
 def networks_of(run: Run) -> Networks:
-    return Networks(run, mixture_info(run), Computing(max_rows=8))
+    return Networks(run.config.data, mixture_info(run), Computing(max_rows=8))
 
 
 def damage(run: Run, weights: Weights) -> None:
@@ -108,10 +108,14 @@ def test_the_end_of_a_job_makes_no_other_version_of_its_last_milestone(tiny_run:
     version = versions.newest()
     assert versions.settled and all(weights.final for weights in version)
     shutil.copytree(f"{tiny_run.url}/{SECOND}", f"{run.url}/{SECOND}")
+    manifest = run.store.read(f"{SECOND}/{NAME}")
     run.store.delete_one(f"{SECOND}/{NAME}")
     before = chosen(run)
     assert before.experts[1] is not None and not before.experts[1].final
-    assert before == version
+    run.store.write(f"{SECOND}/{NAME}", manifest)
+    after = chosen(run)
+    assert after.experts[1] is not None and after.experts[1].final
+    assert before == after
 
 
 def test_pins_choose_older_weights_and_back(run: Run, tmp_path: Path) -> None:
@@ -146,7 +150,7 @@ def test_pins_that_cant_be_met_are_told(run: Run, tmp_path: Path, text: str, wor
 
 
 async def load_all(networks: Networks, version: Version, weights: Weights) -> bool:
-    networks.of(weights)
+    networks.of(weights, version.run)
     return True
 
 
@@ -200,7 +204,7 @@ def test_of_a_newer_version_only_the_experts_that_differ_come_to_host_memory(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each publication of one of hundreds would read all of them again, and hold them twice."""
-    info, networks = mixture_info(run), Networks(run, mixture_info(run), Computing(max_rows=8, resident=2))
+    info, networks = mixture_info(run), Networks(run.config.data, mixture_info(run), Computing(max_rows=8, resident=2))
     milestone(run, SECOND, 10)
     multiplexed_engines(info, chosen(run), networks, run.config.data).close()
     before, newer = networks.packed, milestone(run, SECOND, 20, 1.5)
@@ -220,8 +224,8 @@ def test_of_a_newer_version_only_the_experts_that_differ_come_to_host_memory(
 def sampled(run: Run, version: Version, request: SampleRequest = REQUEST) -> Tensor:
     """The images of a version by its networks, one call after the other."""
     networks = networks_of(run)
-    experts = [None if weights is None else networks.of(weights) for weights in version.experts]
-    router = None if version.router is None else networks.of(version.router)
+    experts = [None if weights is None else networks.of(weights, run) for weights in version.experts]
+    router = None if version.router is None else networks.of(version.router, run)
     return driver.sample(request, mixture_info(run), experts, router).images_BCHW
 
 
@@ -229,10 +233,10 @@ def live_sampler(run: Run, version: Version) -> LiveSampler:
     return LiveSampler(*parts(run, version))
 
 
-def parts(run: Run, version: Version) -> tuple[Version, SegmentSampler, object]:
+def parts(run: Run, version: Version) -> tuple[Version, SegmentSampler, object, SamplingSettings]:
     engine = local_engine(mixture_info(run), version, [0, 1], networks_of(run), run.config.data)
     runners = [None if weights is None else LocalRunner(engine) for weights in version.experts]
-    return version, SegmentSampler(mixture_info(run), runners, LocalRunner(engine)), engine
+    return version, SegmentSampler(mixture_info(run), runners, LocalRunner(engine)), engine, run.config.sample
 
 
 def test_an_expert_without_weights_is_left_out_and_said(run: Run) -> None:
@@ -313,7 +317,7 @@ def test_a_look_that_fails_is_followed_by_another(tiny_run: Run, caplog: pytest.
     async def serve() -> Version:
         versions, networks = Versions(tiny_run), networks_of(tiny_run)
         newest = Versions(tiny_run).newest()
-        live = live_sampler(tiny_run, Version((newest.experts[0], None), newest.router))
+        live = live_sampler(tiny_run, Version(tiny_run, (newest.experts[0], None), newest.router))
 
         async def load(version: Version, weights: Weights) -> bool:
             for error in failures:

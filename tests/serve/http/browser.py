@@ -52,6 +52,10 @@ class Site:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return httpx.post(f"{self.url}v1/images/generations", json=body, headers=headers, timeout=60).json()
 
+    def get(self, path: str) -> Any:
+        """The answer of a route."""
+        return httpx.get(f"{self.url}{path}", timeout=60).json()
+
 
 @contextmanager
 def serving(app: App) -> Iterator[Site]:

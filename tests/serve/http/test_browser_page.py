@@ -22,14 +22,16 @@ from ddm_ray.core.condition import Text
 from ddm_ray.models.latents import Latents
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.run.run import Run
+from ddm_ray.sampling.run_models import load_models
 from ddm_ray.sampling.trace import HUES
 from ddm_ray.serve.engine.local_runner import LocalRunner
+from ddm_ray.serve.engine.versions import Versions
 from ddm_ray.serve.http.guard import Guard
 from tests.conftest import ROOT, wait_for
 from tests.random_run import make_run
 from tests.serve.conftest import pixels
 from tests.serve.http.browser import Site, Tab, chromium, serving, tab
-from tests.serve.http.test_http_app import Served
+from tests.serve.http.test_http_app import Served, live
 from tests.text_run import make_text_run
 
 pytestmark = pytest.mark.contract
@@ -78,6 +80,34 @@ def test_experts_are_called_by_the_numbers_of_their_clusters(browser: Browser, t
             shown = opened.page.locator(".shares li")
             expect(shown.first).to_have_text(re.compile("expert [14]"))
     finally:
+        made.engine.close()
+
+
+def test_who_joined_and_who_left_is_said_with_the_next_image(browser: Browser, tmp_path: Path) -> None:
+    before = make_run(str(tmp_path / "before"), num_rows=60)
+    settings = ("partition.numbers=[1, 4, 5]", "partition.num_clusters=3")
+    after = make_run(str(tmp_path / "after"), settings=settings, num_rows=60)
+    made, newer = Served(before), live(load_models(after), Versions(after), after.config.sample)
+    try:
+        with serving(Guard(made.app)) as site, tab(browser, site.url) as opened:
+            legend = opened.page.locator("#legend li")
+            paint(opened.page, ("full",), steps="2")
+            expect(legend).to_have_text(["expert 0", "expert 1"])
+            colour = legend.nth(1).locator(".dot").get_attribute("style")
+            made.mixture.replace(newer.version, newer._now.sampler, newer.engine, newer.defaults)
+            paint(opened.page, ("full",), steps="2")
+            expect(legend).to_have_text(["expert 1", "expert 4", "expert 5"])
+            expect(opened.page.locator("#changed")).to_have_text("expert 4 joined, expert 5 joined, expert 0 left.")
+            assert legend.nth(0).locator(".dot").get_attribute("style") == colour
+            shown = " ".join(opened.page.locator(".shares li").all_text_contents())
+            assert {*re.findall("expert ([0-9])", shown)} <= {"1", "4", "5"}
+            assert opened.page.locator("#steps").input_value() == "2"
+            health = site.get("healthz")
+            assert health["experts"] == ["expert-001", "expert-004", "expert-005"]
+            assert health["weights"].keys() == {*health["experts"], "router"}
+            assert site.get("v1/models")["data"][0]["experts"] == health["experts"]
+    finally:
+        newer.engine.close()
         made.engine.close()
 
 

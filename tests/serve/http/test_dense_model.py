@@ -33,12 +33,13 @@ class Both(Served):
 
     def __init__(self, run: Run, *full: str, kind: ModelKind = "monolith", **codecs: Any):
         """`codecs`: encode and decode of Service."""
-        mixture = live(load_models(run), Versions(run), "mixture" in full)
-        dense = live(load_models(run, kind), Versions(run, dense=kind), kind in full)
+        mixture = live(load_models(run), Versions(run), sampling_settings(run), "mixture" in full)
+        settings = settings_of(run, kind).changed(strategy=None)
+        dense = live(load_models(run, kind), Versions(run, dense=kind), settings, kind in full)
         self.engines = [mixture.engine, dense.engine]
         models = {
-            run.config.name: ServedModel(mixture, sampling_settings(run)),
-            f"{run.config.name}-{kind}": ServedModel(dense, settings_of(run, kind).changed(strategy=None), alone=True),
+            run.config.name: ServedModel(mixture),
+            f"{run.config.name}-{kind}": ServedModel(dense, alone=True),
         }
         self._open(run, mixture, models, **codecs)
 

@@ -42,7 +42,7 @@ GENERATIONS = "/v1/images/generations"
 Ask = Callable[..., Awaitable[httpx.Response]]
 
 
-def live(models: Models, versions: Versions, full: bool = False) -> LiveSampler:
+def live(models: Models, versions: Versions, defaults: SamplingSettings, full: bool = False) -> LiveSampler:
     """A sampler whose engine runs, or (`full`) has as many images waiting as it takes."""
     scheduler = Scheduler(max_waiting_rows=2) if full else Scheduler()
     engine = BatchEngine(partial(driver.answers, experts=models.experts, router=models.router), scheduler=scheduler)
@@ -52,7 +52,8 @@ def live(models: Models, versions: Versions, full: bool = False) -> LiveSampler:
     else:
         engine.start()
     runner = LocalRunner(engine)
-    return LiveSampler(versions.newest(), SegmentSampler(models.info, [runner] * len(models.experts), runner), engine)
+    sampler = SegmentSampler(models.info, [runner] * len(models.experts), runner)
+    return LiveSampler(versions.newest(), sampler, engine, defaults)
 
 
 class Served:
@@ -60,11 +61,11 @@ class Served:
 
     def __init__(self, run: Run, **codecs: Any):
         """`codecs`: encode and decode of Service."""
-        sampler = live(load_models(run), Versions(run))
-        self._open(run, sampler, {run.config.name: ServedModel(sampler, sampling_settings(run))}, **codecs)
+        sampler = live(load_models(run), Versions(run), sampling_settings(run))
+        self._open(run, sampler, {run.config.name: ServedModel(sampler)}, **codecs)
 
     def _open(self, run: Run, mixture: LiveSampler, models: dict[str, ServedModel], **codecs: Any) -> None:
-        self.sampler, self.engine, self.away = mixture._now.sampler, mixture.engine, list[str]()
+        self.mixture, self.sampler, self.engine, self.away = mixture, mixture._now.sampler, mixture.engine, list[str]()
         self.service = Service(run.config, models, Meters(lambda: self.engine), self._lacking, **codecs)
         self.app = http_app(self.service)
 
@@ -223,7 +224,8 @@ def test_a_stream_tells_the_routing_so_far(served: Served, tiny_run: Run) -> Non
     assert plain["routing"][0] == end["routing"] and np.shape(plain["routing"]) == (2, 30, 2)
     assert plain["data"][0]["b64_json"] == end["b64_json"]
     without = served.generate(**asked | {"routing": None}).json()
-    assert "routing" not in without and without["data"][0] == plain["data"][0]
+    assert plain["routing_experts"] == end["routing_experts"] == ["expert-000", "expert-001"]
+    assert {"routing", "routing_experts"}.isdisjoint(without) and without["data"][0] == plain["data"][0]
 
 
 def test_a_stream_is_refused_before_its_first_event(served: Served) -> None:

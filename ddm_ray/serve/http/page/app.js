@@ -3,7 +3,7 @@
 import { model, paint, useToken } from "./api.js";
 import { Cell, made } from "./cell.js";
 import { asked, at, drawSeed, FieldError, mark, offer, unmark } from "./form.js";
-import { call, spoken, swatch } from "./strip.js";
+import { spoken, swatch } from "./strip.js";
 
 const AT_ONCE = 4; // requests on their way; browsers allow six to a server
 const STILL = matchMedia("(prefers-reduced-motion: reduce)");
@@ -38,11 +38,26 @@ function present(answer) {
   served = answer;
   document.title = `${served.id} · ddm-ray`;
   at("model").textContent = served.id;
-  const { length } = served.experts;
-  call(served.experts);
-  at("about").textContent = `${length === 1 ? "One expert" : `${length} experts that never met`}, mixed into one model. Watch who paints, and when.${served.credit ? ` Learnt from pictures of others: ${served.credit}` : ""}`;
-  at("legend").replaceChildren(...served.experts.map((_, expert) => swatch(expert)));
+  introduce();
   offer(served);
+}
+
+/** Say which experts are served. */
+function introduce() {
+  const { length } = served.experts;
+  at("about").textContent = `${length === 1 ? "One expert" : `${length} experts that never met`}, mixed into one model. Watch who paints, and when.${served.credit ? ` Learnt from pictures of others: ${served.credit}` : ""}`;
+  at("legend").replaceChildren(...served.experts.map((name) => swatch(name)));
+}
+
+/** Say who joined and who left, if an image is by other experts than were served before. */
+async function follow({ routing_experts: painters }) {
+  if (String(painters) === String(served.experts)) return;
+  const before = served.experts;
+  served = await model();
+  introduce();
+  const joined = served.experts.filter((name) => !before.includes(name)).map((name) => `${spoken(name)} joined`);
+  const left = before.filter((name) => !served.experts.includes(name)).map((name) => `${spoken(name)} left`);
+  if (joined.length + left.length) at("changed").textContent = `${[...joined, ...left].join(", ")}.`;
 }
 
 function wantToken(message) {
@@ -111,6 +126,7 @@ async function finish(cell, { fields }, control) {
     try {
       const event = await paint(request, signal, (partial) => cell.show(partial));
       cell.show(event);
+      follow(event).catch(() => {}); // the image is there, and the next one asks again
       const { degraded, truncated } = event;
       if (truncated) cell.say("away", `only the first ${truncated.kept} of the prompt's ${truncated.tokens} tokens count`);
       if (degraded) cell.say("away", `without ${degraded.map(spoken).join(" and ")}, which cannot be reached now`);

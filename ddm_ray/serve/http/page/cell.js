@@ -39,9 +39,9 @@ export class Cell {
     this.note.textContent = "";
     this.#frames.push({ step: event.routing.length, source: `data:image/png;base64,${event.b64_json}` });
     this.image.classList.toggle("tiny", Number(event.size.split("x")[0]) <= TINY);
-    this.strip.draw(event.routing);
-    const parts = shares(event.routing);
-    const listed = parts.slice(0, MOST_SHARES).map(({ expert, share }) => swatch(expert, percent(share)));
+    this.strip.draw(event.routing, event.routing_experts);
+    const parts = shares(event.routing, event.routing_experts);
+    const listed = parts.slice(0, MOST_SHARES).map(({ name, share }) => swatch(name, percent(share)));
     const others = parts.length - listed.length;
     this.shares.replaceChildren(...listed, ...(others ? [made("li", "", `and ${others} more`)] : []));
     this.look(Infinity);
