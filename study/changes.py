@@ -28,22 +28,19 @@ It is killed and called again at will with one --folder. Each seed is a process,
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 sys.path.insert(1, str(Path(__file__).parents[1]))
@@ -52,123 +49,33 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "benchmarks"))
 from claims import Claim, Report, options
 
 from changes_ruler import Ruler, router_accuracy
-from ddm_ray.config.derive import ChangeRequest
-from ddm_ray.data.partition.clustering import Clustering
-from ddm_ray.data.partition.stage import partition
-from ddm_ray.data.prepare.stage import prepare
-from ddm_ray.data.sharded.serial import serial
-from ddm_ray.data.sources.shapes import FAMILIES, draw
+from changes_runs import (
+    LAST,
+    NAMES,
+    PARTS,
+    data_of,
+    derived,
+    flops_of,
+    nearest_cluster,
+    pictures,
+    starts,
+    with_router,
+    write_pictures,
+)
 from ddm_ray.evaluate.real_rows import RealRows
-from ddm_ray.jobs.derive import begin_derived, plan_derivation
-from ddm_ray.jobs.published import published
 from ddm_ray.models.router import Router
 from ddm_ray.placement import TrainPlacement
-from ddm_ray.run.graph import CENTROIDS, PARTITION, ROUTER, Artifact, expert, experts_of, rows_of
+from ddm_ray.run.graph import PARTITION, ROUTER, expert, experts_of
 from ddm_ray.run.info import PartitionInfo
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.initial_weights import create_run, require_initial_weights
-from ddm_ray.sampling.kept_router import keep_router
-from ddm_ray.sampling.run_models import Models, load_models, load_trained
-from ddm_ray.train.job import train_job
-from studies import Data, made, trained
+from ddm_ray.sampling.run_models import load_models, load_trained
+from studies import made, trained
 
-NAMES = FAMILIES[:9]
-LAST = ("columns", "ring", "triangle")
-"""The family that comes last, by seed."""
-RESOURCES = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-PARTS = 20
-"""Weights of the router that are kept on the way to its last step."""
 FRACTIONS = {"a tenth of the steps": 2, "a fifth of the steps": 4, "all steps": 20}
 SHARED = 4
 """Twentieths of the steps after which the router of `added` is the mixture's: a fifth."""
 ASKED = {"told, once": 1.0, "told, top-1": 1.0, "untold, once": 1.0, "untold, full": 2 / 3}
 """How images are asked for and by which strategy, and the share of --images, since `full` takes nine times as long."""
-
-
-def data_of(source: Path, clusters: int, seed: int, steps: int) -> Data:
-    """The settings of `shapes` with told families, on the pictures of a folder."""
-    return Data(
-        "changes",
-        "digits",
-        (
-            f"data={{source: '{source}', image_size: 16, channels: 3, class_names: [{', '.join(NAMES)}], heldout: 0.1}}",
-            "embedder={kind: lite0, image_size: 64}",
-            f"partition={{num_clusters: {clusters}, num_fine: 128, metric: spherical, seed: {seed}}}",
-            "expert.model={patch_size: 4, width: 64, depth: 2, heads: 4, analytic_skip: 0.5}",
-            "router.model={patch_size: 4, width: 32, depth: 1, heads: 2}",
-            "expert.train.learning_rate=4.0e-3",
-            "expert.train.batch=16",
-            *(f"{part}.train.{field}" for part in ("expert", "router") for field in (f"steps={steps}", f"seed={seed}")),
-            *(f"{part}.train.ema_decay=0.99" for part in ("expert", "router")),
-            *(f"{part}.train.warmup_steps={steps // PARTS}" for part in ("expert", "router")),
-        ),
-    )
-
-
-def write_pictures(folder: Path, each: int) -> None:
-    """PNG files of each family in a folder of its own, below `families`; and for each seed, links to them."""
-    if (folder / "written").exists():
-        return
-    for family, name in enumerate(NAMES):
-        (folder / "families" / name).mkdir(parents=True, exist_ok=True)
-        for number, pixels_HWC in enumerate(islice(pictures(0, family), each)):
-            Image.fromarray(pixels_HWC).save(folder / "families" / name / f"{number:05d}.png")
-    for last in LAST:
-        sources = {"base": [name for name in NAMES if name != last], "last": [last], "all": NAMES}
-        for source, names in sources.items():
-            for name in names:
-                (folder / last / source / name).mkdir(parents=True, exist_ok=True)
-                for file in (folder / "families" / name).iterdir():
-                    link = folder / last / source / name / file.name
-                    if not link.exists():
-                        os.link(file, link)
-    (folder / "written").touch()
-
-
-def pictures(seed: int, family: int) -> Iterable[Any]:
-    """Pictures of a family, pixels_HWC uint8, without end."""
-    return (pixels_HWC for pixels_HWC, own in (draw(seed, index) for index in count()) if own == family)
-
-
-def derived(base: Run, folder: Path, *settings: str, **request: Any) -> Run:
-    """A run that is derived from another one, as by the command, with its rows and partition."""
-    planned = plan_derivation(base, ChangeRequest(settings=settings, **request))
-    run, _ = begin_derived(str(folder), planned, require_initial_weights, create_run)
-    for artifact in rows_of(run.config):
-        prepare(run, cluster=artifact.cluster, execute=serial)
-    partition(run, with_report=False)
-    if planned.only_drops:
-        keep_router(run)
-    return run
-
-
-def with_router(run: Run, step: int) -> Models:
-    """A run's mixture with the router as it was after a step."""
-    [weights] = [each for each in published(run, [ROUTER])[ROUTER] if each.step == step][:1]
-    return load_models(run, milestones={} if weights.final else {ROUTER: weights})
-
-
-def flops_of(run: Run, steps: dict[Artifact, int]) -> int:
-    """FLOPs of the first steps of trainings."""
-    return sum(train_job(run, artifact).training_flops(own) for artifact, own in steps.items())
-
-
-def nearest_cluster(run: Run, cluster: int) -> int:
-    """The place of the other cluster whose centroid's direction is nearest."""
-    coarse_KD = torch.from_numpy(Clustering.read(run, run.require(CENTROIDS)).centroids.coarse_KD)
-    likeness_K = torch.cosine_similarity(coarse_KD, coarse_KD[cluster], dim=1)
-    likeness_K[cluster] = -1
-    return int(likeness_K.argmax())
-
-
-def starts(before: Router, nearest: int) -> dict[str, Router]:
-    """Routers of one more cluster that begin otherwise than `with_experts` does."""
-    known: list[int | None] = [*range(before.config["num_experts"])]
-    zero, copied = before.with_experts([*known, None]), before.with_experts([*known, nearest])
-    with torch.no_grad():
-        zero.head.weight[-1] = 0
-        zero.head.bias[-1] = 0
-    return {"zero": zero, "copied": copied}
 
 
 def one_seed(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -210,9 +117,7 @@ def one_seed(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, Any
     }
     measured: dict[str, Any] = {
         "last": last,
-        "agreement": {
-            run: PartitionInfo.of(each.require(PARTITION)).ari for run, each in (("base", base), ("scratch", scratch))
-        },
+        "agreement": {"base": PartitionInfo.of(base.require(PARTITION)).ari, "scratch": info.ari},
         "floor": ruler.floor(old),
         "images": {},
     }
@@ -257,7 +162,10 @@ def one_seed(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, Any
             step: router_accuracy(with_router(run, step), heldout, seed) for step in (part, 2 * part, SHARED * part)
         }
         measured["starts"][name] = curve
-    cpu = [sum(getattr(resource.getrusage(of), f"ru_{kind}time") for kind in "us") for of in RESOURCES]
+    cpu = [
+        sum(getattr(resource.getrusage(of), f"ru_{kind}time") for kind in "us")
+        for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ]
     measured["minutes"] = {"all": (time.monotonic() - began) / 60, "cpu": sum(cpu) / 60}
     return measured
 
@@ -281,9 +189,8 @@ def tell(report: Report, measured: list[dict[str, Any]]) -> None:
     for asked in ASKED:
         for other in ("base", "scratch"):
             add(f"{asked}: distance of old families, added over {other}", ratio(measured, "added", asked, other), 1.02)
-        add(
-            f"{asked}: distance of the others, dropped over scratch", ratio(measured, "dropped", asked, "scratch"), 1.02
-        )
+        others = ratio(measured, "dropped", asked, "scratch")
+        add(f"{asked}: distance of the others, dropped over scratch", others, 1.02)
         for name in ("added", "scratch", "dropped"):
             shares = [each["images"][f"{name}: {asked}"]["shares"][NAMES.index(each["last"])] for each in measured]
             add(f"{asked}: share of the last family, {name}", shares, 0.005 if name == "dropped" else None)
