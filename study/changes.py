@@ -25,7 +25,8 @@ Expected, before any of it ran:
 
 Two routers were added when those of two seeds were measured: `anew`, that of `added` from random weights with all
 steps, since clusters of k-means weren't the same in seed 0; and one of which half of the rows are untold. Expected: a
-router that goes on has too few untold rows, a tenth, so that the latter is within a point of `anew`.
+router that goes on has too few untold rows, a tenth, so that the latter is within a point of `anew`. Last came untold
+images by these, expected within a tenth of scratch's.
 
 It is killed and called again at will with one --folder. Each seed is a process, `--jobs` of them at once.
 """
@@ -187,6 +188,23 @@ class Measuring:
             },
         }
 
+    def measure_untold(self) -> dict[str, Any]:
+        """What untold images by `full` are like with other routers of `added` than the one of a fifth of the steps."""
+        old = [each for each in range(len(NAMES)) if each != self.label]
+        ruler = Ruler.of(self.folder.parent / f"ruler-{self.images}", pictures, len(NAMES), self.images)
+        half, anew = (Run.open(str(self.folder / name)) for name in ("half", "anew"))
+        mixtures = {
+            HALF: with_router(half, SHARED * self.part),
+            "all steps": with_router(self.added, self.steps),
+            "anew": with_router(anew, self.steps),
+        }
+        number = round(ASKED["untold, full"] * self.images)
+        return {
+            "untold, full": {
+                words: ruler.score(models, "full", None, old, self.seed, number) for words, models in mixtures.items()
+            }
+        }
+
     def _another_router(self, name: str, start: str | None, *settings: str) -> Run:
         """The run `added` with a router that begins otherwise, or from random weights."""
         init = f"{{source: '{self.folder / f'{start}.safetensors'}'}}" if start else "null"
@@ -202,7 +220,12 @@ def one_seed(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, Any
     torch.set_num_threads(1)
     measuring = Measuring.of(folder, seed, args)
     measured: dict[str, Any] = {"last": measuring.last}
-    for name, measure in {"images": measuring.measure_images, "routers": measuring.measure_routers}.items():
+    measures = {
+        "images": measuring.measure_images,
+        "routers": measuring.measure_routers,
+        "untold": measuring.measure_untold,
+    }
+    for name, measure in measures.items():
         file = folder / str(seed) / f"{name}.json"
         if not file.exists():
             file.with_suffix(".new").write_text(json.dumps(measure()))
@@ -247,6 +270,13 @@ def tell(report: Report, measured: list[dict[str, Any]]) -> None:
         for name in ("added", "scratch", "dropped"):
             shares = [each["images"][f"{name}: {asked}"]["shares"][NAMES.index(each["last"])] for each in measured]
             add(f"{asked}: share of the last family, {name}", shares, 0.005 if name == "dropped" else None)
+    for words in measured[0]["untold, full"]:
+        pairs = [(each["untold, full"][words], each["images"]["scratch: untold, full"]) for each in measured]
+        add(
+            f"untold, full: the same with the router of {words}",
+            [own["old"] / other["old"] for own, other in pairs],
+            1.02,
+        )
     told = [each["images"] for each in measured]
     label_of = [str(NAMES.index(each["last"])) for each in measured]
 
