@@ -299,7 +299,7 @@ def tell(report: Report, measured: list[dict[str, Any]]) -> None:
                     for theirs, own in pairs
                 ]
                 worst = max(zip(*tenths, strict=True), key=statistics.mean)
-                add(f"router, {words}, {telling}: the same in its worst tenth of t", list(worst), 1.0)
+                add(f"router, {words}, {telling}: points below {other} in its worst tenth of t", list(worst), 1.0)
     for name in measured[0]["starts"]:
         for twentieths in ("0", "1", str(SHARED)):
             scores = [each["starts"][name][twentieths]["untold"] for each in measured]
