@@ -277,11 +277,11 @@ def tell(report: Report, measured: list[dict[str, Any]]) -> None:
             [own["old"] / other["old"] for own, other in pairs],
             1.02,
         )
-    told = [each["images"] for each in measured]
+    images = [each["images"] for each in measured]
     label_of = [str(NAMES.index(each["last"])) for each in measured]
 
     def new(name: str) -> list[float]:
-        return [each[f"{name}: told, once"]["by family"][label] for each, label in zip(told, label_of, strict=True)]
+        return [each[f"{name}: told, once"]["by family"][label] for each, label in zip(images, label_of, strict=True)]
 
     for name in ("added", "begun"):
         add(
