@@ -277,11 +277,11 @@ def tell(report: Report, measured: list[dict[str, Any]]) -> None:
             [own["old"] / other["old"] for own, other in pairs],
             1.02,
         )
-    told = [each["images"] for each in measured]
+    images = [each["images"] for each in measured]
     label_of = [str(NAMES.index(each["last"])) for each in measured]
 
     def new(name: str) -> list[float]:
-        return [each[f"{name}: told, once"]["by family"][label] for each, label in zip(told, label_of, strict=True)]
+        return [each[f"{name}: told, once"]["by family"][label] for each, label in zip(images, label_of, strict=True)]
 
     for name in ("added", "begun"):
         add(
@@ -291,21 +291,21 @@ def tell(report: Report, measured: list[dict[str, Any]]) -> None:
     for words in (*FRACTIONS, HALF):
         for other in ("scratch", "anew"):
             for telling in ("told", "untold"):
-                pairs = [[each["routers"][run][telling] for run in (other, f"added, {words}")] for each in measured]
-                gaps = [100 * (theirs["accuracy"] - own["accuracy"]) for theirs, own in pairs]
+                scores = [[each["routers"][run][telling] for run in (other, f"added, {words}")] for each in measured]
+                gaps = [100 * (theirs["accuracy"] - own["accuracy"]) for theirs, own in scores]
                 add(f"router, {words}, {telling}: points of accuracy below {other}", gaps, 1.0)
                 tenths = [
                     [100 * (one - two) for one, two in zip(theirs["by_t"], own["by_t"], strict=True)]
-                    for theirs, own in pairs
+                    for theirs, own in scores
                 ]
-                worst = max(zip(*tenths, strict=True), key=statistics.mean)
-                add(f"router, {words}, {telling}: points below {other} in its worst tenth of t", list(worst), 1.0)
+                worst = max(map(list, zip(*tenths, strict=True)), key=statistics.mean)
+                add(f"router, {words}, {telling}: points below {other} in its worst tenth of t", worst, 1.0)
     for name in measured[0]["starts"]:
         for twentieths in ("0", "1", str(SHARED)):
-            scores = [each["starts"][name][twentieths]["untold"] for each in measured]
+            untold = [each["starts"][name][twentieths]["untold"] for each in measured]
             words = f"start {name}, {twentieths} twentieths of the steps, untold"
-            add(f"{words}: accuracy, %", [100 * each["accuracy"] for each in scores])
-            add(f"{words}: cross-entropy", [each["cross_entropy"] for each in scores])
+            add(f"{words}: accuracy, %", [100 * each["accuracy"] for each in untold])
+            add(f"{words}: cross-entropy", [each["cross_entropy"] for each in untold])
 
 
 def main() -> None:
