@@ -87,6 +87,7 @@ class PretendRun(Run):
 
     def __init__(self, works: dict[Artifact, float]):
         self.store, self.url, self.works = PretendStore(), "pretended", works
+        self.base, self.kept = None, {}
         self.missing: dict[Artifact, float] = {}  # and since when
         self._manifests: dict[Artifact, Manifest] = {}
         self.committed: dict[Artifact, Training] = {}
