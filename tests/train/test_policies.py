@@ -51,7 +51,6 @@ PREFIXES = {
     "coordinator": (
         "_probe-",
         "beginnings/",
-        "base.json",
         "derived/",
         "rows/",
         "partition/",
