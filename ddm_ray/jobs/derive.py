@@ -81,17 +81,19 @@ def _require_same_images(base: Run, config: RunConfig, fates: dict[Artifact, Fat
     One source doesn't give them: they came from several, or some have left.
     """
     pieced = bool(base.config.changes.numbered or base.config.changes.generation)
-    if pieced and not config.changes.of_clusters and fates[PARTITION].word == "new":
-        base.require(PARTITION)
-    elif not pieced and not config.changes.of_clusters:
+    if not pieced and not config.changes.of_clusters:
         return
+    remade = pieced and not config.changes.of_clusters and fates[PARTITION].word == "new"
+    if remade:
+        base.require(PARTITION)
     same_rows = fields_of(base.config, ROWS) == fields_of(config, ROWS)
-    if not same_rows or (pieced and not config.changes.of_clusters and fates[PARTITION].word == "new"):
-        what = "how clusters are made" if same_rows else "how images are prepared (data, embedder)"
-        raise ConfigError(
-            f"{base.url}: its clusters came, or change, one by one, and {what} can't change with them: begin a new run"
-            " of all images"
-        )
+    if same_rows and not remade:
+        return
+    what = "how clusters are made" if same_rows else "how images are prepared (data, embedder)"
+    raise ConfigError(
+        f"{base.url}: its clusters came, or change, one by one, and {what} can't change with them: begin a new run"
+        " of all images"
+    )
 
 
 def _fate(base: Run, config: RunConfig, artifact: Artifact, fates: dict[Artifact, Fate]) -> Fate:

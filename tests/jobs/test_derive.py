@@ -1,4 +1,4 @@
-"""What a derived run keeps, continues and makes anew; what is refused by a line that says why."""
+"""What a derived run keeps, continues and makes again; what is refused by a line that says why."""
 
 import json
 import shutil
