@@ -14,8 +14,8 @@ def some(names: Collection[str], most: int = 5) -> str:
 
 
 def numbered(word: str, numbers: Collection[int], most: int = 5) -> str:
-    """A thing by its number, or several: `expert 3`, `experts 0, 2 and 4 more`."""
-    return f"{word}{'s' if len(numbers) > 1 else ''} {some([str(number) for number in numbers], most)}"
+    """A thing by its number, or several: `expert 3`, `experts 0 to 2, 4`."""
+    return f"{word}{'s' if len(numbers) > 1 else ''} {numbers_in_words(numbers, most)}"
 
 
 def numbers_in_words(numbers: Iterable[int], most: int = 20) -> str:

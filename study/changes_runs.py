@@ -86,7 +86,7 @@ def derived(base: Run, folder: Path, *settings: str, **request: Any) -> Run:
     for artifact in rows_of(run.config):
         prepare(run, cluster=artifact.cluster, execute=serial)
     partition(run, with_report=False)
-    if planned.only_drops:
+    if planned.config.changes.only_dropped:
         keep_router(run)
     return run
 

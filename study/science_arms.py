@@ -169,8 +169,8 @@ class Measuring:
     def of_run(self, name: str, arm: Arm) -> dict[str, Any]:
         """A run of its own: networks that it doesn't train are those of `of`."""
         run = self.made(name)
-        candidates = {kind: self.models(run, kind) for kind in DENSE if kind in arm.trains}
-        scores = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
+        candidates: dict[str, Models] = {kind: self.models(run, kind) for kind in DENSE if kind in arm.trains}
+        scores: dict[str, Any] = {kind: self.score(models, "oracle", run) for kind, models in candidates.items()}
         losses: list[Any] = []
         if mixes(arm):
             mixture = self.models(run)

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PLANS = Path(__file__).parent / "plans"
-DENSE = ("monolith", "student")
+DENSE: tuple[Literal["monolith", "student"], ...] = ("monolith", "student")
 
 Kind = Literal[
     "run",

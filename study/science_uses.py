@@ -113,6 +113,7 @@ def pairs(measuring: "Measuring", run: Run, arm: Arm) -> dict[str, Any]:
     plan, request = measuring.plan, measuring.asked.request(measuring.plan, run.config.sample)
     against = measuring.models(measuring.made(plan.against.partition("/")[0]), "monolith")
     theirs_MCHW, _ = measuring.sampled(against, request, "oracle")
+    assert isinstance(request.condition, Tensor)
     train, other_M = measuring.train, another_of_its_class(request.condition)
     mean_MCHW = train.data_NCHW.mean(0).expand_as(theirs_MCHW)
     if plan.conditioned:

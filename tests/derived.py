@@ -1,4 +1,4 @@
-"""Runs that are derived from others, as `ddm init --from` does, at URLs that follow from what is request."""
+"""Runs that are derived from others, as `ddm init --from` does, at URLs that follow from what is asked for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -110,7 +110,8 @@ def test_a_setting_may_name_a_part_that_the_recipe_leaves_out(tmp_path: Path) ->
             "expert.train.global_batch (33) can't be shared by 2 experts: set expert.train.batch",
         ),
         (["experts={2: {}}"], "experts.2: there is no such cluster: they are 0 to 1"),
-        (["experts={1: {model: {width: -1}}}"], "experts.1: model.width: Input should be greater"),
+        (["experts={1: {model: {width: -1}}}"], "experts.1.model.width: Input should be greater"),
+        (["experts.x.train.steps=3"], "experts.x: is no number, as of a cluster"),
         (["experts={1: {flow: {path: cosine}}}"], "experts.1.model.analytic_skip is for the velocity of the linear"),
         (
             ["expert.train.init_from={source: x, network: monolith}", "experts={1: {model: {width: 16}}}"],
@@ -195,6 +196,9 @@ def test_an_unknown_recipe_lists_the_shipped_ones(recipe: str, near: str) -> Non
         ("expert.model={name: FluxTransformer2DModel, hads: 2}", "expert.model.heads of a DiT"),
         ("steps=5", "sample.steps"),
         ("embedder.kind=pixel", "pixels"),
+        ("experts.0.train.lerning_rate=1", "train.learning_rate"),
+        ("experts.0.model.widht=32", "model.width of a DiT"),
+        ("experts.0.flow.prediction=nose", "noise"),
     ],
 )
 def test_a_mistyped_field_or_choice_is_guessed(setting: str, meant: str) -> None:

@@ -16,8 +16,8 @@ KEPT = "strategy oracle needs images whose cluster is known: use once"
 FOREIGN = re.compile(r"\b(?i:whoever|whose|nobody|anew|is told|is had)\b|\bMOST_")
 # Lines of a room's files, at most: 5 % more than there were when this was written. To raise one is a decision.
 MAX_LINES = {
-    "cli": 4160,
-    "config": 1975,
+    "cli": 4190,
+    "config": 1985,
     "core": 1880,
     "data": 9145,
     "evaluate": 3360,

@@ -1,16 +1,18 @@
 """Deriving a run from another one, as `ddm init --from` does: what becomes of each artifact, and the new run."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ddm_ray.cli.command import progress, say, waiting, warn
 from ddm_ray.cli.fixes import command, ddm_line
-from ddm_ray.cli.init import begin_with_weights
+from ddm_ray.cli.init import begin_with_weights, tell_look
 from ddm_ray.errors import ConfigError
 from ddm_ray.run.graph import PARTITION, ROUTER, ROWS, Artifact, needed_of, wanted_of
-from ddm_ray.spelling import amount, numbers_in_words, some
+from ddm_ray.spelling import amount, numbered, numbers_in_words, some
 
 if TYPE_CHECKING:
     from ddm_ray.config.changes import Changes
+    from ddm_ray.config.derive import ChangeRequest
     from ddm_ray.data.prepare.new_files import NewFiles
     from ddm_ray.jobs.derive import Derivation
     from ddm_ray.run.run import Run
@@ -19,66 +21,100 @@ BESIDE = ("beginning", "centroids", "report", "replay", "reference")
 """Kinds of artifacts that follow from others, and that aren't named."""
 
 
-def derive(
-    run_url: str,
-    base_url: str,
-    settings: tuple[str, ...],
-    unseen: bool,
-    appended: str | None,
-    added: tuple[str, ...],
-    clusters: tuple[int, ...],
-    begin_from: "int | Literal['nearest'] | None",
-    drop: tuple[int, ...],
-    split: tuple[int, ...],
-    retrain: tuple[int, ...],
-    copied: bool,
-    dry_run: bool,
-) -> None:
-    """Derive a run: show what it keeps, continues and trains again, and create it. See the options of `ddm init`."""
-    from ddm_ray.config.derive import ChangeRequest
-    from ddm_ray.data.append import appended as record_of
+@dataclass(frozen=True)
+class Asked:
+    """The options of `ddm init` for a derived run, as click gives them."""
+
+    unseen: bool
+    appended: str | None
+    added: tuple[str, ...]
+    clusters: tuple[int, ...]
+    begin_from: "int | Literal['nearest'] | None"
+    drop: tuple[int, ...]
+    split: tuple[int, ...]
+    retrain: tuple[int, ...]
+    copied: bool
+    dry_run: bool
+
+    def require_sound(self, run_url: str) -> None:
+        """Raise ConfigError for options that don't go together."""
+        if self.clusters and len(self.clusters) != len(self.added):
+            raise ConfigError(f"--clusters is given {len(self.clusters)} times, and --add {len(self.added)} times")
+        if self.copied and (self.added or self.split or self.appended is not None):
+            raise ConfigError(
+                "--copy: images that join, and clusters that split, need RUN1 until they are partitioned; derive the"
+                f" run without it, and then copy it whole: {ddm_line('copy', run_url, 'DST')}"
+            )
+
+    def request(self, settings: tuple[str, ...], new: "NewFiles | None") -> "ChangeRequest":
+        """The changes that are asked for; `new`: files that join the clusters that there are."""
+        from ddm_ray.config.derive import ChangeRequest
+        from ddm_ray.data.append import appended
+        from ddm_ray.data.sources import absolute_name
+
+        return ChangeRequest(
+            settings,
+            appended(new) if new else None,
+            tuple((absolute_name(source), number) for source, number in self.joined),
+            self.begin_from,
+            self.drop,
+            self.split,
+            self.retrain,
+        )
+
+    @property
+    def joined(self) -> list[tuple[str, int]]:
+        """Sources of new clusters, each with the number of its clusters."""
+        return list(zip(self.added, self.clusters or [1] * len(self.added), strict=True))
+
+
+def derive(run_url: str, base_url: str, settings: tuple[str, ...], asked: Asked) -> None:
+    """Derive a run: show what it keeps, continues and trains again, and create it."""
     from ddm_ray.data.append import look_for_new
-    from ddm_ray.data.prepare.new_files import rows_so_far
-    from ddm_ray.data.sources import absolute_name, is_here, open_source
     from ddm_ray.jobs.derive import plan_derivation, require_folder
     from ddm_ray.run.run import Run
     from ddm_ray.store.store import Store
 
     base = Run.open(base_url)
     require_folder(Store(run_url), base)
-    if clusters and len(clusters) != len(added):
-        raise ConfigError(f"--clusters is given {len(clusters)} times, and --add {len(added)} times")
-    if copied and (added or split or appended is not None):
-        raise ConfigError(
-            "--copy: images that join, and clusters that split, need RUN1 until they are partitioned; derive the run"
-            f" without it, and then copy it whole: {ddm_line('copy', run_url, 'DST')}"
-        )
-    for source in added if not unseen else ():
-        if not base.config.partition.given:
-            rows_so_far(base)  # raises if its rows stayed behind
-        opened = open_source(base.config.data, absolute_name(source))
-        if is_here(source):
-            with waiting("looking at the images"):
-                opened.list()
+    asked.require_sound(run_url)
+    for source, number in asked.joined if not asked.unseen else ():
+        _look_at(base, source, number)
     new = None
-    if appended is not None:
+    if asked.appended is not None:
         with waiting("looking for new files"):
-            new = look_for_new(base, appended or None)
+            new = look_for_new(base, asked.appended or None)
         _tell_of(new)
-    request = ChangeRequest(
-        settings,
-        record_of(new) if new else None,
-        tuple(zip(map(absolute_name, added), clusters or [1] * len(added), strict=True)),
-        begin_from,
-        drop,
-        split,
-        retrain,
-    )
     with waiting("comparing the runs"):
-        planned = plan_derivation(base, request)
+        planned = plan_derivation(base, asked.request(settings, new))
     show(planned)
-    if not dry_run:
-        _create(run_url, planned, new, copied)
+    if not asked.dry_run:
+        _create(run_url, planned, new, asked.copied)
+
+
+def _look_at(base: "Run", source: str, clusters: int) -> None:
+    """Print what a source of new clusters has. Raises as `look`, and MissingArtifact for a base without its rows."""
+    from ddm_ray.data.prepare.new_files import rows_so_far
+    from ddm_ray.data.sources import absolute_name
+
+    config, name = base.config, absolute_name(source)
+    if not config.partition.given:
+        rows_so_far(base)  # raises if they stayed behind
+    if name in sources_of(base):
+        warn(f"{name}: is a source of {base.url} already, so its images are there twice")
+    data = config.data.model_copy(update={"source": name})
+    own = config.partition.model_copy(update={"num_clusters": clusters, "numbers": (), "num_fine": clusters})
+    tell_look(config.model_copy(update={"data": data, "partition": own}), every_class=False)
+
+
+def sources_of(run: "Run | None") -> set[str]:
+    """The sources of a run's images, also of clusters that have left since."""
+    sources = set[str]()
+    while run is not None:
+        joined = (each.source for each in run.config.changes.joined)
+        sources |= {run.config.data.source, *joined} if not run.config.partition.given else {*joined}
+        run = run.base
+    return sources
 
 
 def _tell_of(new: "NewFiles") -> None:
@@ -177,25 +213,20 @@ def cost(planned: "Derivation", artifacts: list[Artifact], from_start: bool = Fa
 
 def changes_in_words(changes: "Changes") -> list[str]:
     """A line for each change of the clusters."""
-    lines = [
-        f"{_clusters(each.clusters)} {_verb('join', each.clusters)}: images of {each.source}" for each in changes.joined
-    ]
+    lines = [f"{_clusters(each.clusters, 'join')}: images of {each.source}" for each in changes.joined]
     lines += [
         f"cluster {parent} splits into {numbers_in_words(children)}" for parent, children in changes.split.items()
     ]
     if changes.dropped:
-        lines.append(f"{_clusters(changes.dropped)} {_verb('leave', changes.dropped)}")
+        lines.append(_clusters(changes.dropped, "leave"))
     if changes.appended:
         lines.append(f"{changes.appended.files:,} new files of {changes.appended.source} join the clusters")
     return lines
 
 
-def _clusters(numbers: tuple[int, ...]) -> str:
-    return f"cluster{'s' if len(numbers) > 1 else ''} {numbers_in_words(numbers)}"
-
-
-def _verb(word: str, numbers: tuple[int, ...]) -> str:
-    return word if len(numbers) > 1 else f"{word}s"
+def _clusters(numbers: tuple[int, ...], verb: str) -> str:
+    """Clusters and what they do, with a verb of the plural's form: `cluster 3 leaves`."""
+    return f"{numbered('cluster', numbers, 20)} {verb}{'' if len(numbers) > 1 else 's'}"
 
 
 def _named(artifacts: list[Artifact]) -> str:
@@ -204,6 +235,6 @@ def _named(artifacts: list[Artifact]) -> str:
     for kind in dict.fromkeys(each.kind for each in artifacts):
         members = [each for each in artifacts if each.kind == kind]
         numbers = [each.cluster for each in members if each.cluster is not None]
-        words += [f"{kind} {numbers_in_words(numbers)}"] if numbers else [str(each) for each in members if each != ROWS]
+        words += [numbered(kind, numbers, 20)] if numbers else [str(each) for each in members if each != ROWS]
         words += ["rows"] if ROWS in members else []
     return ", ".join(words)

@@ -108,9 +108,9 @@ def init(run_url: str, recipe: str | None, base: str | None, settings: tuple[str
     if (recipe is None) == (base is None):
         raise ConfigError("give --recipe NAME, or --from RUN1 to derive the run from another one")
     if base is not None:
-        from ddm_ray.cli.derive import derive
+        from ddm_ray.cli.derive import Asked, derive
 
-        derive(run_url, base, settings, **options)
+        derive(run_url, base, settings, Asked(**options))
         return
     given = [name for name, value in options.items() if value not in (None, (), False) and name != "unseen"]
     if given:
@@ -140,7 +140,7 @@ def _begin(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -
     if not unseen:
         require_known_sizes(config.data)
         open_source(config.data)  # reads nothing, but refuses an unknown source or format
-        _look(config)
+        tell_look(config)
 
     def on_replaced(differences: str) -> None:
         say(f"replaces the earlier configuration, from which nothing is made yet: {differences}")
@@ -152,8 +152,11 @@ def _begin(run_url: str, recipe: str, settings: tuple[str, ...], unseen: bool) -
     say(f"next: {ddm_line('prepare', run_url)}")
 
 
-def _look(config: Any) -> None:
-    """Print what a source on this disk has. Raises DataError, with the remedy, if no run can be made from it."""
+def tell_look(config: Any, every_class: bool = True) -> None:
+    """Print what a source on this disk has. Raises DataError, with the remedy, if no run can be made from it.
+
+    `every_class`: see `look`.
+    """
     from ddm_ray.data.sources import is_here
 
     # If shards are given, owners name their images in `ddm prepare`.
@@ -162,7 +165,7 @@ def _look(config: Any) -> None:
     from ddm_ray.data.sources.look import look
 
     with waiting("looking at the images"):
-        seen = look(config)
+        seen = look(config, every_class)
     for line in seen.lines:
         say(line)
     for warning in seen.warnings:

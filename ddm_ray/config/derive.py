@@ -81,12 +81,11 @@ def derived_config(base: RunConfig, url: str, request: ChangeRequest, has_router
 
 def router_stays(before: RunConfig, after: RunConfig) -> bool:
     """True if a derived run's router is the base's without some rows of its head: clusters left, and that is all."""
-    own, train = after.router, after.router.train
-    if not after.changes.only_dropped or train.init_from is None or train.init_from.network != "own":
+    begins = after.router.train.init_from
+    if not after.changes.only_dropped or begins is None or begins.network != "own":
         return False
-    return own.model_copy(update={"train": train.model_copy(update={"init_from": None})}) == before.router.model_copy(
-        update={"train": before.router.train.model_copy(update={"init_from": None})}
-    )
+    train = after.router.train.model_copy(update={"init_from": before.router.train.init_from})
+    return after.router.model_copy(update={"train": train}) == before.router
 
 
 def _for_new_experts(settings: Sequence[str], changes: Changes) -> list[str]:

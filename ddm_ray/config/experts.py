@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ddm_ray.config.networks import NETWORKS, NetworkConfig
+from ddm_ray.config.networks import NETWORKS
 from ddm_ray.config.strict_model import StrictModel
 
 _SIZE = {"width", "depth", "heads"}
@@ -30,8 +30,11 @@ def _network(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     """The fields of a network with changes. Those of another kind of network aren't mixed with its own."""
     if not changes:
         return dict(fields)
-    first: type[NetworkConfig] = next(iter(NETWORKS.values()))
-    if not changes.keys() - {"size"} <= first.model_fields.keys() or not fields.keys() <= first.model_fields.keys():
+    first, *others = NETWORKS.values()
+    # A name that no network has is a mistyped one of this network.
+    of_another = any(changes.keys() <= each.model_fields.keys() for each in others)
+    is_of_first = changes.keys() - {"size"} <= first.model_fields.keys()
+    if (of_another and not is_of_first) or not fields.keys() <= first.model_fields.keys():
         return dict(changes)
     size = str(changes.get("size", ""))
     named = (_SIZE if size else set()) | ({"patch_size"} if "/" in size else set())  # DiT-XL/2 names its patches, too

@@ -1,6 +1,6 @@
 """Recipes: named RunConfigs that ship with the package, YAML files of one's own, and settings on top."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -39,7 +39,7 @@ def about_recipe(name: str) -> str:
     return one_line(" ".join(line.lstrip("# ") for line in comments)).partition(". ")[0].removesuffix(".") + "."
 
 
-def load_recipe(recipe: str, settings: tuple[str, ...] = ()) -> RunConfig:
+def load_recipe(recipe: str, settings: Sequence[str] = ()) -> RunConfig:
     """RunConfig of a shipped recipe's name or a YAML file's path, with `a.b=value` settings applied.
 
     Raises ConfigError for an unknown recipe, unreadable YAML, an unknown key or a value that doesn't fit.

@@ -89,10 +89,7 @@ class RunConfig(StrictModel):
             if cluster not in self.partition.clusters:
                 known = numbers_in_words(self.partition.clusters)
                 raise ValueError(f"experts.{cluster}: there is no such cluster: they are {known}")
-            try:
-                model, flow = self.expert_of(cluster).model, self.flow_of(cluster)
-            except ValidationError as error:
-                raise ValueError(f"experts.{cluster}: {invalid_fields(error)}") from None
+            model, flow = self._of_expert(cluster)
             size = getattr(model, "patch_size", None)
             if isinstance(size, int) and size > 0 and self.data.image_size % size:
                 raise ValueError(
@@ -108,6 +105,18 @@ class RunConfig(StrictModel):
                     f" experts.{cluster}.train.init_from to other weights, or to null"
                 )
         return self
+
+    def _of_expert(self, cluster: int) -> tuple[NetworkConfig, FlowConfig]:
+        """The network and the flow of an expert that differs. Raises ValueError that names the fields."""
+        where = f"experts.{cluster}"
+        try:
+            model = self.expert_of(cluster).model
+        except ValidationError as error:
+            raise ValueError(invalid_fields(error, DenoiserJob, where)) from None
+        try:
+            return model, self.flow_of(cluster)
+        except ValidationError as error:
+            raise ValueError(invalid_fields(error, FlowConfig, f"{where}.flow")) from None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -255,13 +264,13 @@ def _require_strategy(field: str, strategy: str, num_clusters: int) -> None:
         raise ValueError(f"{field}: 'oracle' needs clusters that are known beforehand: use once")
 
 
-def invalid_fields(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """The first few findings of pydantic as `field: what is wrong`, joined by `; `.
+def invalid_fields(error: ValidationError, model: type[BaseModel] | None = None, where: str = "") -> str:
+    """The first few findings of pydantic as `field: what is wrong`, joined by `; `. Unknown keys come first.
 
-    `model`: of which the fields are, for a guess which one a mistyped one was to be.
+    `model`: of which the fields are, for a guess which one a mistyped one was to be. `where`: the field that holds it.
     """
     findings = []
-    for finding in error.errors()[:3]:
+    for finding in sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")[:3]:
         field = ".".join(str(part) for part in finding["loc"])
         given = "" if finding["type"] in ("missing", "value_error") else f", got {finding['input']!r:.60}"
         message = finding["msg"].removeprefix("Value error, ")
@@ -271,7 +280,9 @@ def invalid_fields(error: ValidationError, model: type[BaseModel] | None = None)
             message = "is not UTF-8; rename it"
         if finding["type"] == "literal_error" and isinstance(finding["input"], str):
             given += meant(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
-        findings.append(f"{field}: {message}{given}" if field else f"{message}{given}")
+        if finding["loc"][-1:] == ("[key]",):
+            field, message, given = field.removesuffix(".[key]"), "is no number, as of a cluster", ""
+        findings.append(": ".join(filter(None, (".".join(filter(None, (where, field))), f"{message}{given}"))))
     return one_line("; ".join(findings))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ddm_ray.config import InitFrom, RunConfig
+from ddm_ray.config.derive import NEAREST
 from ddm_ray.config.parts import train_of
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.models import weights
@@ -127,6 +128,6 @@ def _copies(config: RunConfig, nearest: bool = False) -> Iterator[_Copy]:
         part = part_of(job)
         init = train_of(config, part, job.cluster).init_from if part else None
         for artifact in beginning_of(config, job):
-            if init and artifact not in copied and nearest == (init.network == "nearest"):
+            if init and artifact not in copied and nearest == (init.network == NEAREST):
                 copied.add(artifact)
                 yield _Copy(artifact, job, init)

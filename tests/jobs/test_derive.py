@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ddm_ray import cli
+from ddm_ray.cli.derive import sources_of
 from ddm_ray.config import load_recipe
 from ddm_ray.config.derive import ChangeRequest
 from ddm_ray.errors import ConfigError, CorruptArtifact, DDMError, DriftError, MissingArtifact, RunError, StorageError
@@ -22,6 +23,7 @@ from ddm_ray.run.manifest import NAME
 from ddm_ray.run.run import RUN_FILE, Run
 from ddm_ray.store.checksummed import seal
 from ddm_ray.store.store import Store
+from tests.data.appended import write_digits
 from tests.derived import derive, extend
 from tests.random_run import make_run
 from tests.run.artifacts import save_state
@@ -268,7 +270,7 @@ def test_the_command_says_what_becomes_of_each_and_status_names_both(made: Run, 
     url = str(tmp_path / "more")
     code, text = ddm("init", url, "--from", made.url, "--set", MORE, "--dry-run")
     assert code == 0 and "continued  expert 0, from step 300\n" in text and not Path(url).exists()
-    assert "kept       rows, shard 0 to 1, partition, router\n" in text
+    assert "kept       rows, shards 0 to 1, partition, router\n" in text
     code, text = ddm("init", url, "--from", made.url, "--set", MORE)
     assert code == 0 and f"next: ddm train {url} all\n" in text and "of what all of them take from the start" in text
     assert f"{url} was derived from it" in ddm("status", made.url)[1]
@@ -285,6 +287,7 @@ def test_the_command_says_what_becomes_of_each_and_status_names_both(made: Run, 
         (("--recipe", "tiny", "--drop", "1"), "--drop is for a run that is derived: add --from"),
         (("--from", made.url, "--drop", "5"), "drop 5: the base has clusters 0 to 1"),
         (("--from", made.url, "--add", "digits", "--copy"), "--copy: images that join"),
+        (("--from", made.url, "--add", str(tmp_path / "nothing")), "no such folder or file"),
         (("--from", made.url, "--add", "digits", "--clusters", "1", "--clusters", "2"), "--clusters is given 2 times"),
     ):
         code, text = ddm("init", str(tmp_path / "none"), *words_)
@@ -292,3 +295,20 @@ def test_the_command_says_what_becomes_of_each_and_status_names_both(made: Run, 
     assert not (tmp_path / "none").exists()
     with pytest.raises(DDMError):
         Run.open(str(tmp_path / "none"))
+
+
+def test_images_that_join_are_looked_at_and_known_ones_are_named(made: Run, tmp_path: Path) -> None:
+    write_digits(tmp_path / "scans", range(300, 312))
+    more, scans = str(tmp_path / "more"), str(tmp_path / "scans")
+
+    def ddm(*args: str) -> str:
+        done = CliRunner().invoke(cli.main, ["init", more, "--from", made.url, *args])
+        assert done.exit_code == 0
+        return done.output
+
+    text = ddm("--add", made.config.data.source, "--dry-run")
+    assert f"digits: is a source of {made.url} already, so its images are there twice" in text
+    text = ddm("--add", scans)
+    assert f"{scans}: 12 .png" in text and "12 images looked at" in text
+    assert "already" not in text and "classes (data" not in text
+    assert sources_of(Run.open(more)) == {"digits", scans}

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from ddm_ray.config.derive import NEAREST
 from ddm_ray.core.kmeans import Centroids
 from ddm_ray.data import OnProgress, phase
 from ddm_ray.data.columns import read_columns
@@ -33,7 +34,7 @@ class Group:
     """The numbers of clusters that rows are divided into; their places are those in `clusters`.
 
     `rows`: the run and the artifact of the rows. `parent`: the base and its cluster that is split into these clusters,
-    or None. `appended`: the rows join others that the clusters have. `balanced`: by the configured bound.
+    or None. `appended`: the rows join others that the clusters have. `balanced`: in sizes, by `max_share`.
     """
 
     clusters: tuple[int, ...]
@@ -97,9 +98,10 @@ def groups_that_change(run: Run) -> list[Group]:
 
 def nearest_cluster(run: Run, cluster: int) -> int:
     """The number of the base's cluster that has its centroid nearest to that of a new cluster."""
-    clusters, made = run.config.partition.clusters, run.config.changes.made
+    partition, made = run.config.partition, run.config.changes.made
+    clusters, position = partition.clusters, partition.position
     coarse_KD = Clustering.read(run, run.require(CENTROIDS)).centroids.coarse_KD
-    distance_K = np.linalg.norm(coarse_KD - coarse_KD[clusters.index(cluster)], axis=1)
+    distance_K = np.linalg.norm(coarse_KD - coarse_KD[position(cluster)], axis=1)
     like = run.config.expert_of(cluster).model, run.config.flow_of(cluster)
     begun = {*made, *(each for each in clusters if _begins_as_nearest(run, each))}
     alike = [
@@ -109,12 +111,12 @@ def nearest_cluster(run: Run, cluster: int) -> int:
     ]
     if not alike:
         raise ConfigError(f"{run.url}: no expert has the network of expert {cluster}, so none is the nearest")
-    return min(alike, key=lambda each: distance_K[clusters.index(each)])
+    return min(alike, key=lambda each: distance_K[position(each)])
 
 
 def _begins_as_nearest(run: Run, cluster: int) -> bool:
     init = run.config.expert_of(cluster).train.init_from
-    return init is not None and init.network == "nearest"
+    return init is not None and init.network == NEAREST
 
 
 def restricted(clustering: Clustering, places: list[int]) -> Clustering:
@@ -206,7 +208,7 @@ def rows_behind(run: Run, cluster: int) -> list[tuple[Run, Artifact, int | None]
             return [(holder, artifact, None) for holder, artifact, _ in rows_behind(run.base or run, parent)]
     before = rows_behind(run.base, cluster) if run.base and changes.appended and cluster not in changes.made else []
     own = [(run, artifact, changes.generation) for artifact in rows_of_shard(run.config, shard(cluster))]
-    # Files are by generation only from the first one on that wasn't split.
+    # Of a cluster that was split, files aren't told apart by their generation, nor are those that joined it later.
     mixed = any(generation is None for _, _, generation in before)
     return [*before, *((holder, artifact, None if mixed else number) for holder, artifact, number in own)]
 

@@ -45,14 +45,6 @@ class NewFiles:
         return sha256(canonical(self.files))
 
 
-def earlier_rows(run: Run) -> list[RowsStore]:
-    """The rows of all runs that this run appends to, oldest first; empty if it appends nothing."""
-    if run.base is None:
-        return []
-    own = run.config.changes.appended is not None
-    return [*earlier_rows(run.base), rows_store(run.base, ROWS)] if own else earlier_rows(run.base)
-
-
 def rows_so_far(run: Run) -> list[RowsStore]:
     """The stores of all rows of a run, the most recently appended last. Raises MissingArtifact if some stayed behind.
 
@@ -65,7 +57,7 @@ def rows_so_far(run: Run) -> list[RowsStore]:
             f"{run.url}: is a copy without the rows that its clusters were made from, and their embedder: derive the"
             " run from the one that it was copied from"
         )
-    return [*earlier_rows(run), rows_store(run, ROWS)]
+    return [*(rows_so_far(run.base) if run.base else ()), rows_store(run, ROWS)]
 
 
 def list_joined(earlier: RowsStore, opened: Source, name: str, chunk_rows: int) -> SourcePlan:

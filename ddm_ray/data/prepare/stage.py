@@ -9,7 +9,7 @@ from ddm_ray.data.prepare.decoding import read_decoded
 from ddm_ray.data.prepare.finalize import check_rejected, commit
 from ddm_ray.data.prepare.fit_embedder import fit_embedder
 from ddm_ray.data.prepare.make_rows import MakeRows
-from ddm_ray.data.prepare.new_files import earlier_rows, list_joined, list_new, rows_so_far, take_networks
+from ddm_ray.data.prepare.new_files import list_joined, list_new, rows_so_far, take_networks
 from ddm_ray.data.prepare.records import RowsRecord, RowsStore, SourcePlan, rows_store
 from ddm_ray.data.sharded.stage import ShareRead, make_chunks
 from ddm_ray.data.sharded.work import Executor
@@ -58,7 +58,7 @@ def prepare(
         return finished
     require_known_sizes(run.config.data)
     opened = open_source(run.config.data, name, chunk_rows)
-    earlier = earlier_rows(run) if artifact == ROWS and run.config.changes.appended else []
+    earlier = rows_so_far(run)[:-1] if artifact == ROWS and run.config.changes.appended else []
     beside = _rows_beside(run, artifact)
     if plan is None:
         on_progress(0.0, "listing the source")

@@ -40,8 +40,10 @@ class SourceLook:
     folders: dict[str, int]
 
 
-def look(config: RunConfig) -> SourceLook:
+def look(config: RunConfig, every_class: bool = True) -> SourceLook:
     """Look at the run's source: list it, and read the headers of a few images.
+
+    `every_class`: warn of classes that it has no images of.
 
     Raises DataError for problems that would stop `prepare`: a source that is missing, of an unknown kind or without
     images, labels that don't fit, fewer images than clusters or components; and StorageError.
@@ -67,7 +69,7 @@ def look(config: RunConfig) -> SourceLook:
     lines += hidden
     if folders and source.conditions.needed:
         lines.append(f"classes: {_counted(folders)}")
-        warnings += _classless(config, folders, len(files) - sum(folders.values()))
+        warnings += _classless(config, folders, len(files) - sum(folders.values()), every_class)
     elif listing.numbered:
         lines.append(f"classes: {some(listing.numbered, NAMES)}")
     in_files = _spread(listing.units, PLACES)
@@ -133,11 +135,11 @@ def _require_enough(config: RunConfig, url: str, count: int) -> None:
         raise DataError(f"data.source {url!r}: {few}", Begin(field="embedder.dim", value=f"{train}"))
 
 
-def _classless(config: RunConfig, folders: dict[str, int], outside: int) -> list[str]:
+def _classless(config: RunConfig, folders: dict[str, int], outside: int, every_class: bool) -> list[str]:
     warnings = []
     if outside:
         warnings.append(f"images in no class's folder are left out: {outside:,}")
-    if empty := (config.data.num_classes or 0) - len(folders):
+    if every_class and (empty := (config.data.num_classes or 0) - len(folders)):
         classes = f"{empty} of {config.data.num_classes} classes (data.num_classes) have no folder"
         warnings.append(f"{classes}, so nothing is learnt of them; there are {len(folders)} folders")
     return warnings
