@@ -1,8 +1,10 @@
 """Short runs to train, and one that is trained."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.nn.functional
 
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import ROUTER, expert
@@ -15,6 +17,14 @@ SHORT = (
     "router.train.steps=12",
     "router.train.batch=10",
 )
+
+
+@pytest.fixture(autouse=True)
+def torchs_own_linear() -> Iterator[None]:
+    """ZeRO stage 3 replaces torch's function for the whole process, and leaves it so for all later tests."""
+    own = torch.nn.functional.linear
+    yield
+    torch.nn.functional.linear = own
 
 
 @pytest.fixture
