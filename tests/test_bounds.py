@@ -19,7 +19,7 @@ PINS = {
     for name, _, version in (line.partition("==") for line in (ROOT / "constraints.txt").read_text().split())
 }
 # Their insides or formats are built upon, and change with each minor version.
-BY_MINOR = {"ray", "deepspeed", "diffusers", "transformers", "timm", "obstore"}
+BY_MINOR = {"ray", "deepspeed", "diffusers", "transformers", "timm", "obstore", "peft"}
 # Older ones on which tests of training, data and serving passed: `pip install --no-deps --target DIR ray==...`,
 # then `PYTHONPATH=DIR pytest`.
 OLDEST = {"ray": Version("2.59.0")}

@@ -3,11 +3,13 @@
 import pytest
 
 from ddm_ray.config import RunConfig, load_recipe
+from ddm_ray.config.changes import Appended
 from ddm_ray.config.derive import ChangeRequest, derived_config, router_stays
 from ddm_ray.errors import ConfigError
 
 pytestmark = pytest.mark.unit
 
+NEW = Appended(source="x", files=1, listing="0" * 64)
 EIGHT = ("partition.num_clusters=8", "partition.num_fine=16")
 
 
@@ -97,3 +99,16 @@ def test_a_router_of_other_settings_is_trained(eight: RunConfig) -> None:
 def test_retraining_takes_another_seed(eight: RunConfig) -> None:
     again = derived_config(eight, "a", ChangeRequest(retrain=(3,)))
     assert again.expert_of(3).train.seed == eight.expert.train.seed + 1 and again.expert_of(2) == eight.expert
+
+
+def test_adapters_join_and_are_retrained_from_their_base() -> None:
+    init = "expert.train.init_from={source: runs/base, network: monolith}"
+    config = load_recipe("tiny", (*EIGHT, init, "expert.adapter.rank=2"))
+    derived = derived_config(config, "a", ChangeRequest(add=(("x", 1),), retrain=(2,)))
+    assert (
+        derived.expert_of(8) == config.expert and derived.expert_of(2).train.init_from == config.expert.train.init_from
+    )
+    assert derived.expert_of(2).train.seed == 1
+    for changes in ({"split": (1,)}, {"add": (("x", 1),), "begin_from": 2}, {"append": NEW}):
+        with pytest.raises(ConfigError, match="the experts are adapters, and all begin with their base alone"):
+            derived_config(config, "a", ChangeRequest(**changes))

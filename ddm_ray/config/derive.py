@@ -119,6 +119,11 @@ def _require_possible(base: RunConfig, request: ChangeRequest) -> None:
         raise ConfigError(f"cluster {twice[0]}: leaves, splits or is retrained: choose one of these")
     if request.begin_from is not None and not request.add:
         raise ConfigError(f"begin from {request.begin_from}: is for new clusters, and none is added")
+    if base.expert.adapter and (request.append or request.split or request.begin_from is not None):
+        raise ConfigError(
+            "the experts are adapters, and all begin with their base alone: new files, a split and another beginning"
+            " aren't possible; add a cluster of new images, or begin a new run"
+        )
     if request.append and request.split:
         raise ConfigError("new files can't join clusters that are being split: derive a run with these, and then split")
     if request.begin_from == NEAREST and not partition.by_kmeans:
@@ -173,13 +178,15 @@ def _experts(
                 differing[cluster] = _beginning(None, {"source": url, "network": NEAREST})
             elif first is not None:
                 differing[cluster] = _beginning(differing.get(first), {"source": url, "network": f"expert {first}"})
-            elif base.expert.train.init_from or request.append:
+            elif not base.expert.adapter and (base.expert.train.init_from or request.append):
                 differing[cluster] = _beginning(None, None)
     if request.append:  # also those with a beginning of their own go on from what they are now
         for cluster in {*base.experts} & {*clusters}:
             differing[cluster] = _beginning(differing[cluster], _own(url))
     for cluster in changes.retrained:  # with another seed, as the same training would give the same bits
         again = _beginning(differing.get(cluster), None)
+        if base.expert.adapter:
+            again["train"].pop("init_from")
         seed = base.expert_of(cluster).train.seed + 1
         differing[cluster] = {**again, "train": {**again["train"], "seed": seed}}
     return {str(cluster): differing[cluster] for cluster in sorted(differing) if cluster in clusters}

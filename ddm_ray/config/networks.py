@@ -69,6 +69,10 @@ class NetworkConfig(StrictModel):
     def arguments_for(self, data: DataConfig) -> dict[str, Any]:
         """Arguments of the class, for a run's data. ValueError if these lack what the network is conditioned on."""
 
+    @abstractmethod
+    def adapted_layers(self, data: DataConfig) -> tuple[str, ...]:
+        """Layers that have an adapter where its `targets` name none."""
+
     def misfit(self, flow: FlowConfig, data: DataConfig) -> str:
         """Reason why it doesn't fit a run, to be read after the name of its section; empty if it does."""
         return ""
@@ -131,6 +135,10 @@ class DenoiserConfig(ModelConfig, NetworkConfig):
     def arguments_for(self, data: DataConfig) -> dict[str, Any]:
         return shape_arguments(data) | self.model_dump()
 
+    def adapted_layers(self, data: DataConfig) -> tuple[str, ...]:
+        across = () if data.text is None else ("query", "key_value", "out")
+        return ("qkv", "proj", *across, "mlp.fc1", "mlp.fc2")
+
     def misfit(self, flow: FlowConfig, data: DataConfig) -> str:
         if self.analytic_skip is None or (flow.path, flow.prediction) == ("linear", "velocity"):
             return ""
@@ -165,6 +173,9 @@ class DiffusersConfig(NetworkConfig):
 
     def arguments_for(self, data: DataConfig) -> dict[str, Any]:
         return {"name": self.name, "arguments": self.arguments | self._decided_by(data)}
+
+    def adapted_layers(self, data: DataConfig) -> tuple[str, ...]:
+        return "to_q", "to_k", "to_v", "to_out.0"
 
     def misfit(self, flow: FlowConfig, data: DataConfig) -> str:
         try:

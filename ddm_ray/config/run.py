@@ -56,7 +56,7 @@ class RunConfig(StrictModel):
         if (changes := self.experts.get(cluster)) is None:
             return self.expert
         parts = {name: _changed(changes, name, getattr(self.expert, name)) for name in ("model", "train")}
-        return DenoiserJob.model_validate(parts)
+        return DenoiserJob.model_validate({**parts, "adapter": self.expert.adapter})
 
     def flow_of(self, cluster: int | None) -> FlowConfig:
         """The flow that a cluster's expert learns. None: that of all else, of which the router's path is one."""
@@ -89,6 +89,12 @@ class RunConfig(StrictModel):
             if cluster not in self.partition.clusters:
                 known = numbers_in_words(self.partition.clusters)
                 raise ValueError(f"experts.{cluster}: there is no such cluster: they are {known}")
+            changes = self.experts[cluster]
+            if self.expert.adapter and (changes.model or changes.flow or "init_from" in changes.train):
+                raise ValueError(
+                    f"experts.{cluster}: experts with adapters have one network, one flow and one base: leave out"
+                    " model, flow and train.init_from"
+                )
             model, flow = self._of_expert(cluster)
             size = getattr(model, "patch_size", None)
             if isinstance(size, int) and size > 0 and self.data.image_size % size:
@@ -199,6 +205,10 @@ class RunConfig(StrictModel):
     def _require_a_start(self) -> None:
         """Raise ValueError where the student is to begin with weights of experts, and these aren't alike."""
         alike = self.expert.model, self.flow
+        if self.student.start != "random" and self.expert.adapter:
+            raise ValueError(
+                f"student.start {self.student.start} takes weights of whole networks, not adapters: use random"
+            )
         for cluster in self.experts if self.student.start != "random" else ():
             if (self.expert_of(cluster).model, self.flow_of(cluster)) != alike:
                 raise ValueError(

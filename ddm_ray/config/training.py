@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from ddm_ray.config.adapters import AdapterConfig
 from ddm_ray.config.networks import Denoiser, ModelConfig, NetworkConfig, Precision
 from ddm_ray.config.optimizers import OptimizerName
 from ddm_ray.config.strict_model import StrictModel
@@ -121,11 +122,26 @@ class DenoiserJob(StrictModel):
     """
 
     model: Denoiser = Field(description="the network")
+    adapter: AdapterConfig | None = Field(
+        default=None, description="trained beside the network, which stays as train.init_from has it; none: no adapter"
+    )
     train: TrainConfig = Field(description="the schedule")
 
     @model_validator(mode="after")
     def _can_leave_tokens_out(self) -> Self:
         require_all_tokens(self.model, self.train)
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_has_a_base(self) -> Self:
+        if self.adapter is None:
+            return self
+        if self.train.init_from is None:
+            raise ValueError("adapter is trained beside a network: name its weights in train.init_from")
+        if self.train.init_from.network in ("own", "nearest"):
+            raise ValueError(
+                f"train.init_from.network is {self.train.init_from.network}, and adapters have one base: name a network"
+            )
         return self
 
 

@@ -6,6 +6,7 @@ Shapes: B rows, CHW image, K experts.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +103,11 @@ class MatchedRouter(nn.Module):
 def velocity_field(network: nn.Module, flow: Flow) -> nn.Module:
     """The network as a velocity of the linear path; itself where it is one already."""
     return network if flow == Flow() else VelocityField(network, flow)
+
+
+def bare(model: Any) -> Any:
+    """The network itself, without what matches its flow to the linear path."""
+    return model.network if isinstance(model, VelocityField | MatchedRouter) else model
 
 
 def as_prediction(network: nn.Module, flow: Flow, asked: Flow) -> nn.Module:

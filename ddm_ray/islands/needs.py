@@ -15,7 +15,7 @@ from ddm_ray.jobs.status import status
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.hub import encoders_in_training
-from ddm_ray.models.spec import experts_by_network, router_spec
+from ddm_ray.models.spec import base_spec, experts_by_network, router_spec, spec_of
 from ddm_ray.models.text import known_parameters
 from ddm_ray.placement import Island, TrainPlacement
 from ddm_ray.run.graph import Artifact, shard, shards_of
@@ -48,7 +48,7 @@ class ModelNeeds:
 
     @cached_property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of trained parameters."""
         return num_parameters(self.model)
 
     def teachers_bytes(self, use_gpu: bool, teachers: int | None) -> int:
@@ -58,7 +58,13 @@ class ModelNeeds:
         sizes = [_parameters(spec) for spec, own in experts_by_network(self.config) for _ in own]
         held = sum(sorted(sizes, reverse=True)[:teachers])  # the largest may be there at the same time
         router = 0 if self.config.student.teacher == "label" else _parameters(router_spec(self.config))
-        return (2 if use_gpu else 4) * (held + router)
+        base = 0 if self.config.expert.adapter is None else _parameters(base_spec(spec_of(self.config, "monolith")))
+        return (2 if use_gpu else 4) * (held + router + base)
+
+    @cached_property
+    def frozen_parameters(self) -> int:
+        """Parameters of an adapter's base, which a worker holds but doesn't train; 0 for a whole network."""
+        return sum(parameter.numel() for parameter in self.model.parameters()) - self.parameters
 
     @cached_property
     def text_parameters(self) -> int | None:
@@ -81,12 +87,18 @@ class ModelNeeds:
     def memory(self, workers: int, use_gpu: bool, teachers: int | None = None) -> list[float | None]:
         """Bytes of a worker's memory (on a GPU, or on a CPU with its copy of the state), by ZeRO stage 0 to 3.
 
-        They include a student's `teachers` (see TrainPlacement) and known text encoders, but no activations,
-        communication buffers or libraries. An impossible stage gives None.
+        They include a student's `teachers` (see TrainPlacement), an adapter's base and known text encoders, but no
+        activations, communication buffers or libraries. An impossible stage gives None.
         """
         beside = self.teachers_bytes(use_gpu, teachers) + (2 if use_gpu else 4) * (self.text_parameters or 0)
+        frozen = (2 if self.job.train.precision == "bf16" else 4) * self.frozen_parameters
         each = bytes_a_parameter(self.job.train.precision, workers, use_gpu)
-        return [None if one is None else one * self.parameters + beside for one in each]
+        # Stage 3 shards the base, too.
+        bases = [frozen, frozen, frozen, frozen / workers]
+        return [
+            None if one is None else one * self.parameters + base + beside
+            for one, base in zip(each, bases, strict=True)
+        ]
 
     def memory_in(self, placement: TrainPlacement) -> float:
         """Bytes of memory that a worker takes in this placement, of its GPU if it has one, without activations."""
@@ -96,8 +108,8 @@ class ModelNeeds:
         return sizes[placement.zero_stage] or max(size for size in sizes if size)
 
     def sized(self, size: str) -> "ModelNeeds | None":
-        """The needs of a DiT of this named size in the network's place; None if that is no DiT."""
-        if self.job.spec["class"] != DenoiserConfig.kind():
+        """The needs of a DiT of this named size in the network's place; None if it's none, or is adapted."""
+        if self.job.spec["class"] != DenoiserConfig.kind() or "adapter" in self.job.spec:
             return None
         named = dict(zip(("width", "depth", "heads"), SIZES[size], strict=True))
         spec = {**self.job.spec, "config": {**self.job.spec["config"], **named}}

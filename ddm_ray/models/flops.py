@@ -6,6 +6,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ddm_ray.models.adapters import trained_parameters
 from ddm_ray.models.rows import rows_of_zeros
 
 Shape = tuple[int, int, int]
@@ -15,8 +16,8 @@ TRAINING_BYTES = {"value": 4, "exp_avg": 4, "exp_avg_sq": 4, "ema": 4, "gradient
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Number of trainable parameters; tables of positions are none."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Number of trainable parameters, of an adapted network those of its adapter; tables of positions are none."""
+    return sum(parameter.numel() for parameter in trained_parameters(model).values())
 
 
 def weights_bytes(model: nn.Module, dtype: torch.dtype) -> int:

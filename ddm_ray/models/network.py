@@ -14,9 +14,13 @@ class Network(nn.Module):
 
     `text_dim`: channels of the texts' tokens that it is conditioned on, `pooled_dim` of one more vector for each text;
     None: it takes labels, or no vector. Blocks that are alike lie in lists: each is compiled, and moved, by itself.
+    `adapter`: rank, alpha and targets of the adapter that it has; None: none. `base`: the network that an adapted one
+    shares all other tensors with.
     """
 
     config: dict[str, Any]
+    adapter: dict[str, Any] | None = None
+    base: "Network | None" = None
     text_dim: int | None = None
     pooled_dim: int | None = None
     parts: ClassVar[tuple[type[nn.Module], ...]] = ()

@@ -19,7 +19,16 @@ def spec_of(config: RunConfig, kind: str, cluster: int | None = None) -> dict[st
 def denoiser_spec(config: RunConfig, cluster: int | None = None) -> dict[str, Any]:
     """The spec of a cluster's expert, or of the monolith: {"class", "config"}, and "flow" if not linear velocity."""
     model = config.expert.model if cluster is None else config.expert_of(cluster).model
-    return _denoiser(config, model, config.flow_of(cluster))
+    spec, adapter = _denoiser(config, model, config.flow_of(cluster)), config.expert.adapter
+    if adapter is None:
+        return spec
+    targets = [*(adapter.targets or model.adapted_layers(config.data))]
+    return {**spec, "adapter": {**adapter.model_dump(mode="json"), "targets": targets}}
+
+
+def base_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec of a network without its adapter."""
+    return {name: value for name, value in spec.items() if name != "adapter"}
 
 
 def experts_by_network(config: RunConfig) -> list[tuple[dict[str, Any], list[int]]]:

@@ -1,13 +1,15 @@
 """Models as safetensors bytes beside a JSON spec {"class": ..., "config": {...}}; never pickle.
 
-A spec may say under "flow" which path and prediction its network was trained for; no network is built from it.
+A spec may say under "flow" which path and prediction its network was trained for; no network is built from it. Under
+"adapter" it may say what is trained beside a frozen network: the tensors are then those of the adapter alone, and a
+network with the others is the `base`.
 """
 
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ddm_ray.config.networks import NETWORKS
 from ddm_ray.errors import ConfigError, CorruptArtifact
+from ddm_ray.models.adapters import adapt, base_name, is_adapted, is_of_adapter, trained_state
 from ddm_ray.models.network import Network, fill_tables
 
 # Imported only when a spec names one: diffusers is an extra.
@@ -30,23 +33,22 @@ LINEAR = {"path": "linear", "prediction": "velocity"}
 _WIDEST, _HEADER = 8, 2**12
 
 
-class Configured(Protocol):
-    """A model that keeps its constructor's arguments."""
-
-    config: dict[str, Any]
-
-
-def spec_of_model(model: Configured) -> dict[str, Any]:
+def spec_of_model(model: Network) -> dict[str, Any]:
     """The spec that `build` makes the same architecture from."""
-    return {"class": type(model).__name__, "config": dict(model.config)}
+    spec = {"class": type(model).__name__, "config": dict(model.config)}
+    return spec if model.adapter is None else {**spec, "adapter": model.adapter}
 
 
-def build(spec: dict[str, Any], device: str = "cpu", filled: bool = True) -> nn.Module:
+def build(spec: dict[str, Any], device: str = "cpu", filled: bool = True) -> Network:
     """A freshly initialised model of this spec; CorruptArtifact if the spec isn't one of ours.
 
     On device "meta" it has shapes and names but no memory: enough to count, and to plan. Not `filled`, its parameters
-    are whatever memory holds, for a caller that reads all of them next.
+    are whatever memory holds, for a caller that reads all of them next; so are those of an adapter's base.
     """
+    if (adapter := spec.get("adapter")) is not None:
+        bare = build({key: value for key, value in spec.items() if key != "adapter"}, device, filled=False)
+        with torch.device(device), nullcontext() if filled and device != "meta" else _Unfilled():
+            return adapt(bare, adapter)
     name, config = spec.get("class"), spec.get("config")
     if name not in MODELS or not isinstance(config, dict):
         raise CorruptArtifact(f"model spec: class {name!r} with a config is not one of {sorted(MODELS)}")
@@ -82,7 +84,7 @@ def _class_of(name: str) -> type[Network]:
 
 def most_bytes(spec: dict[str, Any]) -> int:
     """Bytes that a file of the weights of this spec has at most, whatever the numbers are kept in."""
-    tensors = build(spec, "meta").state_dict()
+    tensors = trained_state(build(spec, "meta"))
     return sum(_WIDEST * tensor.numel() for tensor in tensors.values()) + _HEADER * (len(tensors) + 1)
 
 
@@ -101,14 +103,14 @@ class _Unfilled(TorchFunctionMode):
 
 def weights_as_bytes(model_or_state: nn.Module | dict[str, Tensor], spec: dict[str, Any]) -> tuple[bytes, str]:
     """(safetensors bytes, spec as JSON) of a model or of a state dict of its shape, such as an EMA."""
-    state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
+    state = trained_state(model_or_state) if isinstance(model_or_state, nn.Module) else model_or_state
     # Cloned, since safetensors refuses tensors that share memory.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     return tensors_to_bytes(tensors), json.dumps(spec, indent=2, sort_keys=True)
 
 
-def load_model(spec: dict[str, Any], weights: bytes) -> nn.Module:
-    """The model of `spec` with these weights, in eval mode, on the CPU.
+def load_model(spec: dict[str, Any], weights: bytes, base: Network | None = None) -> Network:
+    """The model of `spec` with these weights, in eval mode, on the CPU. `base`: see `from_state`.
 
     CorruptArtifact names the tensor that is missing, unknown or of another shape.
     """
@@ -116,26 +118,49 @@ def load_model(spec: dict[str, Any], weights: bytes) -> nn.Module:
         tensors = tensors_from_bytes(weights)
     except SafetensorError as error:
         raise CorruptArtifact(f"weights are not whole safetensors ({error}): fetch or write them again") from error
-    return from_state(spec, tensors)
+    return from_state(spec, tensors, base)
 
 
-def from_state(spec: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+def from_state(spec: dict[str, Any], tensors: dict[str, Tensor], base: Network | None = None) -> Network:
     """Make the network from tensors by name, as `load_model` does.
 
-    They are taken out of `tensors` one by one, so that none is held twice.
+    They are taken out of `tensors` one by one, so that none is held twice. `base`: the network that an adapter was
+    trained beside. The new one shares its tensors, without copies.
     """
     # Without memory first: to initialise a large network takes longer than to read it.
     model = build(spec, "meta")
-    expected = model.state_dict()
+    expected = trained_state(model)
     _check(expected, tensors, spec["class"])
     require_finite_weights(tensors)
     # Copied into memory aligned as torch's own, so that a loaded model computes to the bit what the saved one did.
     state = {name: tensors.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
-    fill_tables(model)
-    if any(buffer.is_meta for name, buffer in model.named_buffers() if name not in state):
-        model = build(spec)
-    model.load_state_dict(state, assign=True)
+    if is_adapted(model):
+        if base is None:
+            raise CorruptArtifact("the weights are those of an adapter: it needs its base, and there is none")
+        share_tensors(base, model)
+    else:
+        fill_tables(model)
+        if any(buffer.is_meta for name, buffer in model.named_buffers() if name not in state):
+            model = build(spec)
+    model.load_state_dict(state, assign=True, strict=base is None)
+    if base is not None:
+        object.__setattr__(model, "base", base)  # not as a part of the network
     return model.eval()
+
+
+def share_tensors(base: Network, model: Network) -> None:
+    """Give a network the parameters and buffers of its base, themselves: where one moves, the other one moves, too.
+
+    Those of an adapter stay as they are.
+    """
+    tensors = {**dict(base.named_buffers()), **dict(base.named_parameters())}
+    for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+        if not is_of_adapter(name):
+            holder, _, last = name.rpartition(".")
+            shared = tensors[base_name(name)]
+            if isinstance(tensor, nn.Parameter):
+                shared.requires_grad_(False)
+            setattr(model.get_submodule(holder), last, shared)
 
 
 def require_finite_weights(tensors: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ from ddm_ray.run.graph import Artifact
 from ddm_ray.run.info import TrainedInfo
 from ddm_ray.run.manifest import Manifest
 from ddm_ray.run.run import Run
-from ddm_ray.sampling.run_models import NETWORK, network_bytes, parse_network
+from ddm_ray.sampling.run_models import NETWORK, load_base, network_bytes, parse_network
 
 
 def accept_made(run: Run, artifact: Artifact, replace: bool = False) -> Manifest:
@@ -32,4 +32,4 @@ def _require_network(run: Run, artifact: Artifact, manifest: Manifest) -> None:
         raise CorruptArtifact(f"{run.url}/{artifact}: its manifest lists no network", run.mend(artifact))
     Weights(artifact, info.weights, info.step, final=True).require_small(run, named, network_bytes(spec))
     described, tensors = (run.read(artifact, f"{info.weights}/{name}", manifest) for name in NETWORK)
-    parse_network(described, tensors, f"{run.url}/{artifact}/{info.weights}", spec)
+    parse_network(described, tensors, f"{run.url}/{artifact}/{info.weights}", spec, load_base(run, artifact))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddm_ray.config import SamplingSettings
-from ddm_ray.core.snr import MatchedRouter, VelocityField
+from ddm_ray.core.snr import bare
 from ddm_ray.errors import ConfigError, CorruptArtifact, ExpertCountError, MissingArtifact, SamplingError
 from ddm_ray.models import third_party
 from ddm_ray.models.latents import Latents
@@ -19,6 +19,7 @@ from ddm_ray.sampling.export_folder import INDEX
 from ddm_ray.sampling.offload import Offloaded
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models
+from ddm_ray.sampling.shared_base import SharedBase
 from ddm_ray.spelling import printable
 
 CONFIG = "config.json"
@@ -63,7 +64,9 @@ class Components:
         """
         models, place = self.models, self.models.device if device is None else device
         networks: list[Any] = [models.router]
-        if not isinstance(models.experts, Offloaded):
+        if isinstance(models.experts, SharedBase):
+            models.experts.to(place, dtype)
+        elif not isinstance(models.experts, Offloaded):
             networks += [models.experts[k] for k in range(len(models.experts))]
         elif _place(place) != _place(models.device) or dtype not in (None, models.dtype):
             raise SamplingError("offloaded experts stay where they are: open the pipeline with that device and dtype")
@@ -130,11 +133,6 @@ def _require_text_dim(given: int, configs: Sequence[dict[str, Any] | None]) -> N
                 f"the text encoder gives {given} channels, the models take {config['text_dim']}: use the encoder that"
                 " they were trained with"
             )
-
-
-def bare(model: Any) -> Any:
-    """The network itself, without what matches its flow to the linear path."""
-    return model.network if isinstance(model, VelocityField | MatchedRouter) else model
 
 
 def config_of(model: Any) -> dict[str, Any] | None:

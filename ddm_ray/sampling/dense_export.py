@@ -9,10 +9,11 @@ from typing import Any
 
 import ddm_ray
 from ddm_ray.core.flow import Flow
-from ddm_ray.core.snr import VelocityField
+from ddm_ray.core.snr import VelocityField, bare
 from ddm_ray.errors import ConfigError, SamplingError
 from ddm_ray.models import weights
-from ddm_ray.sampling.components import Components, bare, config_of
+from ddm_ray.models.adapters import is_adapted, merged_state
+from ddm_ray.sampling.components import Components, config_of
 from ddm_ray.sampling.export_folder import CARD, INDEX, records_below, write_folder
 from ddm_ray.sampling.single_file import single_file
 
@@ -62,7 +63,7 @@ def dense_pipeline(components: Components) -> Any:
         raise SamplingError("the model can't be saved: it doesn't keep its config")
     flow = asdict(model.flow if isinstance(model, VelocityField) else Flow())
     transformer = DenseTransformer(weights.spec_of_model(network)["class"], config, flow, info.image_shape)
-    bare(transformer.field).load_state_dict(network.state_dict())
+    bare(transformer.field).load_state_dict(merged_state(network) if is_adapted(network) else network.state_dict())
     encoder, latents, defaults = components.text_encoder, components.latents, components.defaults
     pooled = encoder.pooled if encoder else None
     return DensePipeline(

@@ -84,6 +84,13 @@ def run(
 
 def answers(calls: Sequence[NetworkCall], experts: Experts, router: Field | None) -> list[Tensor]:
     """Answers of the networks to each call. SamplingError if a router or an expert that is called isn't there."""
+    together: Callable[[Sequence[NetworkCall]], list[Tensor]] | None = getattr(experts, "together", None)
+    if (
+        together
+        and len(calls) > 1
+        and all(isinstance(call, ExpertCall) and experts[call.expert] is not None for call in calls)
+    ):
+        return together(calls)
     prefetch: Callable[[int], None] | None = getattr(experts, "prefetch", None)
     if prefetch is None:
         return [_answer(call, experts, router) for call in calls]

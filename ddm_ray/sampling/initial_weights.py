@@ -15,9 +15,10 @@ from ddm_ray.config.derive import NEAREST
 from ddm_ray.config.parts import train_of
 from ddm_ray.errors import MissingArtifact
 from ddm_ray.models import weights
+from ddm_ray.models.adapters import layers_of
 from ddm_ray.models.fingerprints import fingerprint_of
 from ddm_ray.models.flops import num_parameters
-from ddm_ray.models.spec import spec_of
+from ddm_ray.models.spec import base_spec, spec_of
 from ddm_ray.run.base import Base
 from ddm_ray.run.graph import EXTRAS, Artifact, part_of, trained_of
 from ddm_ray.run.info import BeginningInfo
@@ -40,7 +41,10 @@ class _Copy:
     def read(self, config: RunConfig) -> nn.Module | None:
         """The network, of a shape that fits; None for a namesake that its source lacks and a mixture does without."""
         try:
-            return read_trained(config, self.job, self.init)
+            network = read_trained(config, self.job, self.init)
+            if "adapter" in (spec := spec_of(config, self.job.kind, self.job.cluster)):
+                layers_of(network, spec["adapter"]["targets"])  # raises if it has no layer of a target
+            return network
         except MissingArtifact:
             if self.init.network == "own" and self.job.kind in EXTRAS:
                 return None
@@ -48,7 +52,7 @@ class _Copy:
 
     def commit(self, run: Run, network: nn.Module) -> None:
         """Write the copy."""
-        spec = spec_of(run.config, self.job.kind, self.job.cluster)
+        spec = base_spec(spec_of(run.config, self.job.kind, self.job.cluster))
         tensors, described = weights.weights_as_bytes(network, spec)
         files = dict(zip(NETWORK, (described.encode(), tensors), strict=True))
         for name, data in files.items():

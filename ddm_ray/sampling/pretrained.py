@@ -16,12 +16,14 @@ from torch import nn
 
 from ddm_ray import __version__
 from ddm_ray.config import SamplingSettings
+from ddm_ray.config.adapters import AdapterConfig
 from ddm_ray.core.condition import Text
 from ddm_ray.core.flow import Flow
-from ddm_ray.core.snr import MatchedRouter, VelocityField
+from ddm_ray.core.snr import MatchedRouter, VelocityField, bare
 from ddm_ray.errors import ConfigError, CorruptArtifact, MissingArtifact, RunError, SamplingError
 from ddm_ray.models import null_text, weights
 from ddm_ray.models.latents import Latents
+from ddm_ray.models.network import Network
 from ddm_ray.models.null_text import NULL_TEXT
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.models.third_party import MAX_BYTES, brief, parse_json, require_size
@@ -29,7 +31,6 @@ from ddm_ray.run.manifest import FileName, FileRecord
 from ddm_ray.sampling.components import (
     CONFIG,
     Components,
-    bare,
     config_of,
     latents_of,
     require_fit,
@@ -40,11 +41,14 @@ from ddm_ray.sampling.export_folder import INDEX, UNFINISHED, is_ours, records_b
 from ddm_ray.sampling.offload import Offload, resident_experts
 from ddm_ray.sampling.request import MixtureInfo
 from ddm_ray.sampling.run_models import Models, OnLoaded, SamplingPrecision, dtype_of, matched
+from ddm_ray.sampling.shared_base import sharing
 from ddm_ray.sampling.verified import REMEDY, VerifiedFolder
 from ddm_ray.spelling import printable
 from ddm_ray.store.checksummed import seal, unseal
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+BASE = "base"
+"""Folder of the network that experts are adapters of."""
 ABSENT = [None, None]
 _FILES = TypeAdapter(dict[FileName, FileRecord])
 
@@ -101,14 +105,19 @@ def load_components(
     def fetch(expert: int, where: str) -> nn.Module:
         spec = specs[expert]
         assert spec is not None
-        network = _network(saved, names[expert], spec).to(where, dtype)
+        network = _network(saved, names[expert], spec, base).to(where, dtype)
         if on_loaded and offload is None:
             on_loaded(sum(present[: expert + 1]), sum(present) + has_router)
         return network
 
+    base = None
+    if BASE in index:
+        base = bare(_network(saved, BASE, _spec(saved, BASE)))
+        base.to("cpu" if offload == "host" else device, dtype)
     experts = resident_experts(fetch, present, offload, device, dtype)
     router = _network(saved, "router", router_spec).to(device, dtype) if router_spec else None
-    models = Models(replace(info, null_text=_null_text(saved)), experts, router, device)
+    shared = experts if offload else sharing(experts)
+    models = Models(replace(info, null_text=_null_text(saved)), shared, router, device)
     encoder, latents = _text_encoder(saved, index), _latents(saved, index)
     encoder = encoder and encoder.to(device, dtype)
     return Components(models, class_names, defaults, encoder, latents and latents.to(device))
@@ -184,17 +193,21 @@ def _spec(saved: VerifiedFolder, name: str) -> dict[str, Any]:
     try:
         kind, flow = config.pop("_class_name"), Flow(**config.pop("flow"))
         config.pop("_ddm_ray_version")
+        adapter = config.pop("adapter", None)
         spec = {"class": kind, "config": config, "flow": flow}
+        if adapter is not None:
+            spec["adapter"] = AdapterConfig.model_validate(adapter).model_dump(mode="json")
         weights.build(spec, "meta")
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError, CorruptArtifact) as error:
         raise CorruptArtifact(f"{path}: {brief(error)}") from None
     return spec
 
 
-def _network(saved: VerifiedFolder, name: str, spec: dict[str, Any]) -> nn.Module:
+def _network(saved: VerifiedFolder, name: str, spec: dict[str, Any], base: Network | None = None) -> nn.Module:
+    """A network as sampling calls it; `base`: that of adapters."""
     data = saved.read(f"{name}/{WEIGHTS}")
     try:
-        return matched(weights.load_model(spec, data), spec["flow"])
+        return matched(weights.load_model(spec, data, base), spec["flow"])
     except CorruptArtifact as error:
         raise CorruptArtifact(f"{saved.root / name / WEIGHTS}: {error}") from None
 
@@ -230,6 +243,8 @@ def _write(components: Components, folder: Path, on_written: Callable[[int, int]
     """Writes all components; what the index says of them, but for the files' checksums."""
     models, info = components.models, components.models.info
     index: dict[str, Any] = {}
+    if (base := _base_of(models)) is not None:
+        index[BASE] = _write_network(base, folder / BASE)
     for expert, cluster in enumerate(info.clusters):
         name = f"expert_{cluster:03d}"
         index[name] = _write_network(models.experts[expert], folder / name)
@@ -261,6 +276,12 @@ def _write(components: Components, folder: Path, on_written: Callable[[int, int]
     }
 
 
+def _base_of(models: Models) -> Network | None:
+    """The base of adapters; None for experts that are whole networks."""
+    network = bare(models.experts[0])
+    return network.base if isinstance(network, Network) else None
+
+
 def _write_network(model: Any, folder: Path) -> list[str | None]:
     if model is None:
         return list(ABSENT)
@@ -271,6 +292,8 @@ def _write_network(model: Any, folder: Path) -> list[str | None]:
     spec = weights.spec_of_model(bare(model))
     tensors, _ = weights.weights_as_bytes(bare(model), spec)
     config = {"_class_name": spec["class"], "_ddm_ray_version": __version__, **spec["config"], "flow": asdict(flow)}
+    if "adapter" in spec:
+        config["adapter"] = spec["adapter"]
     folder.mkdir()
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     (folder / WEIGHTS).write_bytes(tensors)

@@ -17,11 +17,13 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.errors import ConfigError, CorruptArtifact, DriftError, SamplingError
 from ddm_ray.jobs.published import Weights, all_finished
 from ddm_ray.models import weights
+from ddm_ray.models.network import Network
 from ddm_ray.models.router import Router
-from ddm_ray.models.spec import spec_of
+from ddm_ray.models.spec import base_spec, spec_of
 from ddm_ray.parsing import parse_object
 from ddm_ray.run.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.run.info import EvaluationInfo, PartitionInfo
+from ddm_ray.run.inputs import beginning_of
 from ddm_ray.run.inventory import evaluations
 from ddm_ray.run.manifest import Identity, drift
 from ddm_ray.run.run import Run
@@ -29,6 +31,7 @@ from ddm_ray.sampling import driver
 from ddm_ray.sampling.batches import by_expert, joined
 from ddm_ray.sampling.offload import Offload, Offloaded, resident_experts
 from ddm_ray.sampling.request import MixtureInfo, SampleRequest, SampleResult, strategy_of
+from ddm_ray.sampling.shared_base import sharing
 from ddm_ray.spelling import printable
 
 ModelKind = Literal["mixture", "monolith", "student"]
@@ -108,24 +111,56 @@ def load_trained(run: Run, artifact: Artifact, device: str = "cpu", precision: S
     return load_weights(run, Weights.finished(run, artifact), device, precision)
 
 
-def load_weights(run: Run, published: Weights, device: str = "cpu", precision: SamplingPrecision = "fp32") -> nn.Module:
+def load_weights(
+    run: Run,
+    published: Weights,
+    device: str = "cpu",
+    precision: SamplingPrecision = "fp32",
+    base: Network | None = None,
+) -> nn.Module:
     """The network of published weights as sampling calls it (`matched`). Raises as `load_network`."""
-    model, flow = _read_network(run, published)
-    return matched(model, flow).to(device, dtype_of(precision))
+    flow = Flow(**_spec_of(run, published).get("flow", {}))
+    return matched(load_network(run, published, device, precision, base), flow)
 
 
-def load_network(run: Run, published: Weights, device: str = "cpu", precision: SamplingPrecision = "fp32") -> nn.Module:
+def load_network(
+    run: Run,
+    published: Weights,
+    device: str = "cpu",
+    precision: SamplingPrecision = "fp32",
+    base: Network | None = None,
+) -> Network:
     """The network of published weights as it was trained: it predicts what its flow says, on that path.
 
-    In eval mode and this precision. Raises CorruptArtifact, DriftError.
+    In eval mode and this precision. `base`: that of an adapter (`load_base`), there and in this precision already; None
+    reads it. Raises CorruptArtifact, DriftError, MissingArtifact.
     """
-    return _read_network(run, published)[0].to(device, dtype_of(precision))
-
-
-def _read_network(run: Run, published: Weights) -> tuple[nn.Module, Flow]:
-    spec = spec_of(run.config, published.artifact.kind, published.artifact.cluster)
+    spec, dtype = _spec_of(run, published), dtype_of(precision)
     described, tensors = published.read(run, network_bytes(spec))
-    return parse_network(described, tensors, f"{run.url}/{published.artifact}/{published.prefix}", spec)
+    base = base or load_base(run, published.artifact, device, dtype)
+    where = f"{run.url}/{published.artifact}/{published.prefix}"
+    return parse_network(described, tensors, where, spec, base)[0].to(device, dtype)
+
+
+def load_base(
+    run: Run, job: Artifact, device: torch.device | str = "cpu", precision: SamplingPrecision = "fp32"
+) -> Network | None:
+    """The frozen network that a job's adapter is trained beside, for all adapters to share; None for whole networks.
+
+    Raises MissingArtifact, CorruptArtifact if a byte was altered.
+    """
+    spec = spec_of(run.config, job.kind, job.cluster)
+    if "adapter" not in spec:
+        return None
+    beginning = beginning_of(run.config, job)[0]
+    manifest = run.require(beginning)
+    described, tensors = (run.read(beginning, name, manifest) for name in NETWORK)
+    network = parse_network(described, tensors, f"{run.url}/{beginning}", base_spec(spec))[0]
+    return network.to(device, dtype_of(precision)).requires_grad_(False)
+
+
+def _spec_of(run: Run, published: Weights) -> dict[str, Any]:
+    return spec_of(run.config, published.artifact.kind, published.artifact.cluster)
 
 
 def network_bytes(spec: dict[str, Any]) -> dict[str, int]:
@@ -133,10 +168,13 @@ def network_bytes(spec: dict[str, Any]) -> dict[str, int]:
     return dict(zip(NETWORK, (SPEC_BYTES, weights.most_bytes(spec)), strict=True))
 
 
-def parse_network(described: bytes, tensors: bytes, where: str, spec: dict[str, Any]) -> tuple[nn.Module, Flow]:
+def parse_network(
+    described: bytes, tensors: bytes, where: str, spec: dict[str, Any], base: Network | None = None
+) -> tuple[Network, Flow]:
     """The network in the bytes of the files NETWORK of published weights, which has to be that of a spec.
 
-    Raises CorruptArtifact naming `where`, and what differs, before anything is built.
+    `base`: the network that an adapter was trained beside. Raises CorruptArtifact naming `where`, and what differs,
+    before anything is built.
     """
     try:
         actual = parse_object(described)
@@ -145,7 +183,7 @@ def parse_network(described: bytes, tensors: bytes, where: str, spec: dict[str, 
     if lines := drift(Identity(weights.complete_spec(spec)), Identity(weights.complete_spec(actual))):
         raise CorruptArtifact(f"{where}/model.json: isn't the run's network: {printable(lines[0], 200)}")
     try:
-        return weights.load_model(spec, tensors), Flow(**spec.get("flow", {}))
+        return weights.load_model(spec, tensors, base), Flow(**spec.get("flow", {}))
     except (CorruptArtifact, ConfigError, TypeError) as error:
         raise CorruptArtifact(f"{where}: {error}") from None
 
@@ -250,11 +288,12 @@ def load_models(
     called with `offload`.
     """
     earlier, dtype = milestones or {}, frozen_dtype(device) if precision is None else dtype_of(precision)
-    loaded = 0
+    loaded, base = 0, None
 
     def load(artifact: Artifact, where: str) -> nn.Module:
         nonlocal loaded
-        network = load_weights(run, weights.get(artifact) or Weights.finished(run, artifact), where, dtype)
+        own_base = base if artifact.cluster is not None else None
+        network = load_weights(run, weights.get(artifact) or Weights.finished(run, artifact), where, dtype, own_base)
         loaded += 1
         if on_loaded and offload is None:  # offloaded experts are loaded again and again
             on_loaded(loaded, total)
@@ -267,6 +306,7 @@ def load_models(
     weights = all_finished(run, [artifact for artifact in run.experts if artifact not in earlier]) | dict(earlier)
     has_router = bool(ROUTER in earlier or run.finished(ROUTER, accepted=True))
     total = len(run.experts) + has_router
+    base = load_base(run, run.experts[0], "cpu" if offload == "host" else device, dtype)
     experts = resident_experts(
         lambda expert, where: load(run.experts[expert], where),
         [True] * len(run.experts),
@@ -275,4 +315,4 @@ def load_models(
         dtype,
     )
     router = load(ROUTER, device) if has_router else None
-    return Models(mixture_info(run), experts, router, device)
+    return Models(mixture_info(run), experts if offload else sharing(experts), router, device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ddm_ray.config import TrainConfig
 from ddm_ray.config.optimizers import OPTIMIZERS
 from ddm_ray.errors import ConfigError
+from ddm_ray.models.adapters import trained_parameters
 from ddm_ray.models.compiled import call_uncompiled, compile_blocks, require_compiler
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.models.network import checkpoint_activations
@@ -54,7 +55,7 @@ class Engine:
         self.compiled_unasked = compiles_unasked(placement)
         compiled = bool(placement.compile) or self.compiled_unasked
         self._optimizer: ShardOptimizer = resolve_name(OPTIMIZERS[train.optimizer])(
-            model.parameters(),
+            trained_parameters(model).values(),
             train,
             # Cheaper than DeepSpeed, which takes the norm tensor by tensor; stage 3 steps group by group.
             clip_norm=train.clip_norm if stage < 3 else 0.0,

@@ -19,6 +19,7 @@ from ddm_ray.core.streams import INITIAL, stream
 from ddm_ray.core.times import TimeSampling
 from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
+from ddm_ray.models.adapters import trained_state
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
 from ddm_ray.models.spec import router_spec, spec_of
 from ddm_ray.remedies import Begin
@@ -150,8 +151,8 @@ def train_job(run: Run, artifact: Artifact) -> TrainJob:
 
 
 def own_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the tensors of a model that aren't trained and are published with its weights."""
-    persistent = model.state_dict().keys()
+    """Copies of the tensors of a model that aren't trained and are published with its weights; none with an adapter."""
+    persistent = trained_state(model).keys()
     return {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
 
 

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.memory import free_bytes
 from ddm_ray.models import weights
+from ddm_ray.models.adapters import trained_parameters
+from ddm_ray.models.flops import num_parameters
 from ddm_ray.run.manifest import read_manifest
 from ddm_ray.sampling.run_models import ModelKind, settings_of
 from ddm_ray.spelling import one_line
@@ -55,6 +57,8 @@ class Painter:
         artifact = self._job.artifact
         self.paints = artifact.kind != "router" and self._run.config.data.text is None
         self._kind: ModelKind = "student" if artifact.kind == "student" else "monolith"
+        network = weights.build(self._job.spec, "meta")
+        self._base_bytes = 4 * (sum(each.numel() for each in network.parameters()) - num_parameters(network))
 
     def paint(
         self, key: str, size: int, read: Callable[[], bytes], given_up: Callable[[], bool] = lambda: False
@@ -79,7 +83,11 @@ class Painter:
         return True
 
     def lack_of_room(self, size: int, free_share: float = 0.0) -> str:
-        """Why weights of so many bytes aren't painted: for want of memory, of which a share has to be free, if any."""
+        """Why weights of so many bytes aren't painted: for want of memory, of which a share has to be free, if any.
+
+        The base of an adapter is loaded, too.
+        """
+        size += self._base_bytes
         if size > MAX_PAINTED_BYTES:
             return "so large a model isn't painted beside training"
         if self._device.type == "cuda":
@@ -135,7 +143,8 @@ class Pictures:
 
     def _paint(self, step: int) -> bool:
         store, prefix = self._attempt.store, self._attempt.state_prefix(step)
-        shapes = {name: tuple(each.shape) for name, each in weights.build(self._job.spec, "meta").named_parameters()}
+        own = trained_parameters(weights.build(self._job.spec, "meta"))
+        shapes = {name: tuple(each.shape) for name, each in own.items()}
         size = 4 * sum(math.prod(shape) for shape in shapes.values())
 
         def read() -> bytes:

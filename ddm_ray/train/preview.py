@@ -15,7 +15,7 @@ from ddm_ray.models import weights
 from ddm_ray.models.latents import Latents
 from ddm_ray.pictures.grid import GridRow, grid
 from ddm_ray.pictures.png import to_png
-from ddm_ray.run.graph import PARTITION, shard
+from ddm_ray.run.graph import PARTITION, Artifact, expert, shard
 from ddm_ray.run.info import PartitionInfo, ShardInfo
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.request import SampleRequest
@@ -23,6 +23,7 @@ from ddm_ray.sampling.run_models import (
     ModelKind,
     Models,
     expert_info,
+    load_base,
     matched,
     monolith_info,
     row_networks,
@@ -51,7 +52,9 @@ def picture(
     autoencoder.
     """
     labels = labels_of(run, cluster)
-    model = matched(weights.load_model(spec, ema), Flow(**spec.get("flow", {}))).to(device, frozen_dtype(device))
+    dtype = frozen_dtype(device)
+    base = load_base(run, Artifact(kind) if cluster is None else expert(cluster), device, dtype)
+    model = matched(weights.load_model(spec, ema, base), Flow(**spec.get("flow", {}))).to(device, dtype)
     config = run.config.data.latents
     known = row_networks(run).get("autoencoder")
     latents = None if config is None else Latents.from_config(config, known).to(device)

@@ -14,6 +14,8 @@ from ddm_ray.jobs.attempts import PICTURE, Attempt, folders_of, step_of
 from ddm_ray.jobs.attempts import WEIGHTS as FOLDER
 from ddm_ray.jobs.versions import installed_versions
 from ddm_ray.models import weights
+from ddm_ray.models.adapters import trained_parameters
+from ddm_ray.models.flops import num_parameters
 from ddm_ray.run.info import TrainedInfo, WeightsInfo
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, read_manifest
 from ddm_ray.run.run import Run
@@ -75,7 +77,7 @@ def publish_weights(
 
 def weights_of(job: TrainJob, saved: SavedParts, buffers: Mapping[str, Tensor]) -> tuple[Counted, dict[str, bytes]]:
     """The EMA weights of a state, and the small files that are published beside them."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in _model(job).named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(_model(job)).items()}
     described = json.dumps(job.spec, indent=2, sort_keys=True).encode()
     counted = Counted(lambda: saved.consolidated(EMA, shapes, buffers))
     return counted, {"model.json": described, CURVE: saved.read(CURVE)}
@@ -101,7 +103,7 @@ def commit_job(
         rows_seen=rows_seen,
         training_flops=float(flops),
         training_flops_per_row=flops / rows_seen,
-        parameters=sum(parameter.numel() for parameter in _model(job).parameters()),
+        parameters=num_parameters(_model(job)),
         seconds=last.seconds,
         loss=sum(losses) / len(losses),
         attempts=attempt.number,

@@ -21,6 +21,8 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.jobs.published import Weights
+from ddm_ray.models.adapters import base_name, is_adapted, is_of_adapter
+from ddm_ray.models.network import Network
 from ddm_ray.models.spec import spec_of
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.run.graph import PARTITION, ROUTER, Artifact
@@ -32,7 +34,7 @@ from ddm_ray.sampling.driver import Experts, answers
 from ddm_ray.sampling.initial_weights import load_initial_weights
 from ddm_ray.sampling.offload import Offloaded, OffloadedToDisk
 from ddm_ray.sampling.request import ExpertCall
-from ddm_ray.sampling.run_models import NETWORK, load_network, network_bytes, parse_network
+from ddm_ray.sampling.run_models import NETWORK, load_base, load_network, network_bytes, parse_network
 from ddm_ray.store.refusals import as_storage_error
 from ddm_ray.train.job import TrainJob
 from ddm_ray.train.objectives import Batch
@@ -117,7 +119,8 @@ def load_teachers(run: Run, null_text: Text | None, device: torch.device) -> Tea
 
     Raises MissingArtifact for one that isn't finished, CorruptArtifact if a byte was altered.
     """
-    experts = [_teacher(run, artifact, _load(run, artifact, device)) for artifact in run.experts]
+    base = load_base(run, run.experts[0], device, frozen_dtype(device))
+    experts = [_teacher(run, artifact, _load(run, artifact, device, base)) for artifact in run.experts]
     return _teachers(run, null_text, device, experts)
 
 
@@ -131,6 +134,7 @@ def offloaded_teachers(
     are verified each time that they are read. Raises as `load_teachers`, also when an expert is used.
     """
     copies: dict[int, list[VerifiedFile]] = {}
+    base = load_base(run, run.experts[0], device, frozen_dtype(device))
     with ExitStack() as stack:  # copies on the disk go last, after the thread that makes them has ended
 
         def fetch(expert: int) -> nn.Module:
@@ -143,8 +147,8 @@ def offloaded_teachers(
                 published.require_small(run, files, network_bytes(spec))
                 copies[expert] = stack.enter_context(local_files(run, manifest, names, cache))
             described, tensors = map(_read, copies[expert])
-            network, _ = parse_network(described, tensors, f"{run.url}/{artifact}", spec)
-            return _teacher(run, artifact, _frozen(network, device))
+            network, _ = parse_network(described, tensors, f"{run.url}/{artifact}", spec, base)
+            return _teacher(run, artifact, network.to(device, frozen_dtype(device)).requires_grad_(False))
 
         for artifact in run.experts:
             run.require(artifact)
@@ -157,8 +161,9 @@ def _read(file: VerifiedFile) -> bytes:
         return verify(opened.read(), file.record, str(file.path))
 
 
-def _load(run: Run, artifact: Artifact, device: torch.device) -> nn.Module:
-    return _frozen(load_network(run, Weights.finished(run, artifact)), device)
+def _load(run: Run, artifact: Artifact, device: torch.device, base: Network | None = None) -> nn.Module:
+    network = load_network(run, Weights.finished(run, artifact), str(device), frozen_dtype(device), base)
+    return network.requires_grad_(False)
 
 
 def _teacher(run: Run, artifact: Artifact, network: nn.Module) -> nn.Module:
@@ -167,10 +172,6 @@ def _teacher(run: Run, artifact: Artifact, network: nn.Module) -> nn.Module:
         Flow(each.path, each.prediction) for each in (run.config.flow_of(artifact.cluster), run.config.flow)
     )
     return as_prediction(network, own, students)
-
-
-def _frozen(network: nn.Module, device: torch.device) -> nn.Module:
-    return network.to(device, frozen_dtype(device)).requires_grad_(False)
 
 
 def _teachers(run: Run, null_text: Text | None, device: torch.device, experts: Experts) -> Teachers:
@@ -187,12 +188,30 @@ def _teachers(run: Run, null_text: Text | None, device: torch.device, experts: E
     return Teachers(experts, config.flow.path, null, strategy, router, job.guidance_scale)
 
 
+def model_for_state(run: Run, job: TrainJob) -> nn.Module:
+    """The model of a job that a state is read into, with whatever memory holds. Raises as `load_base`."""
+    model = job.build(filled=False)
+    return with_base(run, job, model) if is_adapted(model) else model
+
+
+def with_base(run: Run, job: TrainJob, model: nn.Module) -> nn.Module:
+    """An adapted model with the tensors of its base, without a copy. Raises as `load_base`."""
+    base = load_base(run, job.artifact)
+    assert base is not None
+    tensors = base.state_dict()
+    of_base = {name: tensors[base_name(name)] for name in model.state_dict() if not is_of_adapter(name)}
+    model.load_state_dict(of_base, strict=False, assign=True)
+    return model
+
+
 def first_model(run: Run, job: TrainJob) -> nn.Module:
     """The model that a job begins with: random weights, those of `init_from`, or those of `student.start`.
 
     Raises as `load_teachers`.
     """
     model, start = job.build(), run.config.student.start
+    if is_adapted(model):
+        return with_base(run, job, model)
     for beginning in beginning_of(run.config, job.artifact):
         model.load_state_dict(load_initial_weights(run, beginning, job.spec).state_dict())
         return model

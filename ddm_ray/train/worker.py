@@ -35,7 +35,7 @@ from ddm_ray.train.saver import Saver
 from ddm_ray.train.state import TrainProgress
 from ddm_ray.train.state_writer import StateWriter
 from ddm_ray.train.step_sync import StepSync
-from ddm_ray.train.teachers import first_model, teachers_of
+from ddm_ray.train.teachers import first_model, model_for_state, teachers_of
 from ddm_ray.train.watchdog import Watchdog
 
 
@@ -137,7 +137,7 @@ def _engine_of(membership: Membership, placement: TrainPlacement) -> tuple[Engin
             return Engine(model(), job.train, placement)
 
     return resume_training(
-        membership, lambda: make(lambda: job.build(filled=False)), lambda: make(lambda: first_model(run, job))
+        membership, lambda: make(lambda: model_for_state(run, job)), lambda: make(lambda: first_model(run, job))
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ddm_ray.models.adapters import trained_parameters
+
 VALUE = "value"
 EMA = "ema"
 """Records that training keeps of every parameter, beside the moments of its optimizer, all in fp32."""
@@ -83,7 +85,7 @@ class Shards:
         return [part for part in parts if part.numel]
 
     def _parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        return self._wrapped.module.named_parameters()
+        return trained_parameters(self._wrapped.module).items()
 
     def _held(self, name: str, parameter: Any) -> Fragment:
         if self._stage == 0:

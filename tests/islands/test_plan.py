@@ -250,3 +250,18 @@ def test_nothing_is_proposed_for_other_networks_or_once_it_is_trained(
     (tmp_path / "islands.yaml").write_text(ISLANDS)
     done = CliRunner().invoke(cli.main, ["plan", run.url, "--islands", str(tmp_path / "islands.yaml")])
     assert done.exit_code == 1 and "names 5 islands" in done.stderr
+
+
+def test_an_adapter_needs_its_base_and_a_state_of_its_own(tmp_path: Path) -> None:
+    init = "expert.train.init_from={source: runs/base, network: monolith}"
+    run = begin(tmp_path, "tiny", init, "expert.adapter.rank=2")
+    bare = begin(tmp_path / "bare", "tiny", init)
+    own, dense = (needs_of(each, [expert(0)])[0] for each in (run, bare))
+    assert own.parameters + own.frozen_parameters == dense.parameters + own.parameters
+    assert own.frozen_parameters == dense.parameters > 5 * own.parameters
+    for use_gpu in (False, True):
+        frozen = [4 * dense.parameters] * 3 + [4 * dense.parameters / 2]
+        for stage, (mine, base) in enumerate(zip(own.memory(2, use_gpu), frozen, strict=True)):
+            each = bytes_a_parameter("fp32", 2, use_gpu)[stage]
+            assert mine == each * own.parameters + base
+    assert planning.largest_sizes(run, [Island(name="a", memory_gib=4)]) == []

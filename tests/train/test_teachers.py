@@ -207,9 +207,9 @@ def test_two_teachers_at_a_time_teach_the_same(
     """Of three, so that one is fetched again in each step; the next step begins with those that are there."""
     fetched, fetch = list[str](), teachers.parse_network
 
-    def counted(described: bytes, tensors: bytes, where: str, spec: dict[str, Any]) -> Any:
+    def counted(described: bytes, tensors: bytes, where: str, *others: Any) -> Any:
         fetched.append(where)
-        return fetch(described, tensors, where, spec)
+        return fetch(described, tensors, where, *others)
 
     monkeypatch.setattr(teachers, "parse_network", counted)
     run = trained(tmp_path / "run", teachers=2, micro_batch=5)

@@ -6,7 +6,7 @@ Shapes: B rows, CHW image.
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -21,16 +21,19 @@ from ddm_ray.errors import ServeError
 from ddm_ray.jobs.published import Weights
 from ddm_ray.models.compiled import compile_blocks
 from ddm_ray.models.flops import forward_flops_per_row
+from ddm_ray.models.network import Network
 from ddm_ray.models.spec import experts_by_network
 from ddm_ray.models.weights import build
 from ddm_ray.remedies import Give
+from ddm_ray.run.inputs import beginning_of
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.buckets import Buckets, Padded, bucket_sizes
 from ddm_ray.sampling.cuda_graphs import Graphs
-from ddm_ray.sampling.driver import Field
+from ddm_ray.sampling.driver import Experts, Field
 from ddm_ray.sampling.packed_weights import Packed
 from ddm_ray.sampling.request import MixtureInfo
-from ddm_ray.sampling.run_models import dtype_of, load_weights
+from ddm_ray.sampling.run_models import dtype_of, load_base, load_weights
+from ddm_ray.sampling.shared_base import sharing
 from ddm_ray.serve.engine.scheduler import MAX_ROWS
 from ddm_ray.spelling import one_line
 
@@ -75,6 +78,7 @@ class Networks:
         self._loaded: dict[Weights, Field] = {}
         self._loading: dict[Weights, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._bases: dict[str, Network | None] = {}
 
     def of(self, weights: Weights, run: Run) -> Field:
         """The network of a run's weights. Raises CorruptArtifact, DriftError, and ServeError if it can't be compiled.
@@ -90,13 +94,28 @@ class Networks:
                     self._loaded[weights] = network
             return network
 
+    def experts_of(self, weights_K: Sequence[Weights | None], run: Run) -> Experts:
+        """The experts of these weights, None for none. Adapters of one base share its calls. Raises as `of`."""
+        experts = [None if weights is None else self.of(weights, run) for weights in weights_K]
+        return sharing(experts)
+
     def _load(self, weights: Weights, run: Run) -> Field:
         offloaded = self.computing.resident is not None and weights.artifact.cluster is not None
         device = "cpu" if offloaded else self.computing.device
-        network = load_weights(run, weights, device, self.computing.dtype)
+        network = load_weights(run, weights, device, self.computing.dtype, self._base_of(weights, run, device))
         if self._largest is None:
             return network
         return in_buckets({weights.artifact: network}, self._largest, self._graphs)[weights.artifact]
+
+    def _base_of(self, weights: Weights, run: Run, device: str) -> Network | None:
+        """The base of an adapter, which all of a replica share."""
+        if weights.artifact.cluster is None or run.config.expert.adapter is None:
+            return None
+        digest = run.require(beginning_of(run.config, weights.artifact)[0]).digest
+        with self._lock:
+            if digest not in self._bases:
+                self._bases = {digest: load_base(run, weights.artifact, device, self.computing.dtype)}
+            return self._bases[digest]
 
     def keep(self, needed: Collection[Weights | None]) -> None:
         """Forget all other networks; engines that use one keep it."""

@@ -58,10 +58,8 @@ def local_engine(
     Raises as `Networks.of` does.
     """
     torch.set_num_threads(1)
-    experts: list[driver.Field | None] = [None] * info.num_experts
-    for position in positions:
-        weights = version.experts[position]
-        experts[position] = None if weights is None else networks.of(weights, version.run)
+    here = [weights if position in positions else None for position, weights in enumerate(version.experts)]
+    experts = networks.experts_of(here, version.run)
     router = None if version.router is None else networks.of(version.router, version.run)
     answer = partial(driver.answers, experts=experts, router=router)
     here_K = None if len(positions) == info.num_experts else np.isin(np.arange(info.num_experts), positions)
