@@ -41,9 +41,9 @@ case "$1 $2" in
     fi ;;
   *) exit 0 ;;
 esac
+trap 'exit 0' TERM
 [[ " $* " != *" --head "* ]] || touch "$NOTES/head"
 echo "Ray runtime started."
-trap 'exit 0' TERM
 while :; do /bin/sleep 0.05; done
 """,
     "srun": 'while [[ "$1" = --* ]]; do shift; done\nexec "$@"\n',
