@@ -21,5 +21,5 @@ class AdapterConfig(StrictModel):
     targets: tuple[Layer, ...] = Field(
         default=(),
         max_length=100,
-        description="names of linear layers, or how they end: qkv, mlp.fc1; none: those of attention, and a DiT's MLPs",
+        description="names of linear layers, or how they end: qkv, mlp.fc1; none: attention to the image, a DiT's MLPs",
     )

@@ -12,6 +12,7 @@ from ddm_ray.jobs.attempts import CLAIM, SavedState, saved_states
 from ddm_ray.run.base import FILE, Base, digest_of_config, forget_derived, require_own_record
 from ddm_ray.run.graph import PARTITION, Artifact, trained_of
 from ddm_ray.run.info import TrainedInfo
+from ddm_ray.run.inputs import beginning_of
 from ddm_ray.run.inventory import inventory
 from ddm_ray.run.listing import with_all_files
 from ddm_ray.run.manifest import NAME, FileRecord, Identity, Manifest, drift
@@ -173,6 +174,9 @@ def _collect(run: Run, artifact: Artifact, parts: dict[Artifact, _Part], listed:
         except ValueError:
             raise CorruptArtifact(f"{where}: lists {name}, which is no artifact's") from None
         _collect(run, below, parts, record)
+    for needed in beginning_of(run.config, artifact)[:1] if artifact.trains and run.config.expert.adapter else ():
+        if needed not in parts:  # the base, without which an adapter is of no use
+            _collect(run, needed, parts)
     stays = artifact.kind == "shard" and run.config.partition.given
     parts[artifact] = _Part(manifest, data, {} if stays else files)
 

@@ -33,6 +33,11 @@ class MixedLinear(nn.Module):
         self.register_buffer("a_KrI", a_KrI, persistent=False)
         self.register_buffer("b_KOr", b_KOr, persistent=False)
 
+    @property
+    def weight(self) -> Any:
+        """The base's, as networks ask a layer for its precision."""
+        return self.linear.weight
+
     def forward(self, x: Tensor) -> Tensor:
         base, adapter_R = self.linear(x), self._rows.adapter_R
         # Rows come first, channels last; all between them are tokens.
@@ -75,9 +80,14 @@ class MixedAdapters(nn.Module):
 
 @torch.no_grad()
 def _stacked(layers: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """The matrices A and B of one layer in all networks; the layers' own become views of them."""
+    """The matrices A and B of one layer in all networks; the layers' own become views of them.
+
+    Those that are views already stay: an engine may be computing with them.
+    """
     pairs = [(layer.lora_A["default"].weight, layer.lora_B["default"].weight) for layer in layers]
     a_KrI, b_KOr = torch.stack([a_rI for a_rI, _ in pairs]), torch.stack([b_Or for _, b_Or in pairs])
-    for k, (a_rI, b_Or) in enumerate(pairs):
-        a_rI.data, b_Or.data = a_KrI[k], b_KOr[k]
+    for k, pair in enumerate(pairs):
+        for matrix, stacked in zip(pair, (a_KrI, b_KOr), strict=True):
+            if matrix.untyped_storage().nbytes() == matrix.nbytes:
+                matrix.data = stacked[k]
     return a_KrI, b_KOr

@@ -88,6 +88,9 @@ def load_pretrained(kind: Any, name: str, what: str, **settings: Any) -> Any:
     # diffusers has nothing to trust, and would take the word for a field of the model's configuration.
     if kind.__module__.startswith("transformers."):
         settings["trust_remote_code"] = False
+    if kind.__module__.startswith("diffusers.models."):
+        # Where accelerate is installed, loading would replace a function of torch for all threads.
+        settings["low_cpu_mem_usage"] = False
     try:
         loaded = kind.from_pretrained(name, **settings)
     except Exception as error:  # these libraries promise no kind of error for unfit files

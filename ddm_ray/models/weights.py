@@ -135,17 +135,25 @@ def from_state(spec: dict[str, Any], tensors: dict[str, Tensor], base: Network |
     # Copied into memory aligned as torch's own, so that a loaded model computes to the bit what the saved one did.
     state = {name: tensors.pop(name).to(tensor.dtype, copy=True) for name, tensor in expected.items()}
     if is_adapted(model):
-        if base is None:
-            raise CorruptArtifact("the weights are those of an adapter: it needs its base, and there is none")
+        _require_base(spec, base)
+        assert base is not None
         share_tensors(base, model)
+        object.__setattr__(model, "base", base)  # not as a part of the network
     else:
         fill_tables(model)
         if any(buffer.is_meta for name, buffer in model.named_buffers() if name not in state):
             model = build(spec)
-    model.load_state_dict(state, assign=True, strict=base is None)
-    if base is not None:
-        object.__setattr__(model, "base", base)  # not as a part of the network
+    model.load_state_dict(state, assign=True, strict=not is_adapted(model))
     return model.eval()
+
+
+def _require_base(spec: Mapping[str, Any], base: Network | None) -> None:
+    """Raise CorruptArtifact unless this is the network that an adapter of the spec is beside."""
+    if base is None:
+        raise CorruptArtifact("the weights are those of an adapter: it needs its base, and there is none")
+    asked = {name: spec.get(name) for name in ("class", "config")}
+    if complete_spec(asked) != complete_spec(spec_of_model(base)):
+        raise CorruptArtifact("the weights are those of an adapter of another network than this base")
 
 
 def share_tensors(base: Network, model: Network) -> None:

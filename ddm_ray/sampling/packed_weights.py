@@ -84,9 +84,12 @@ def _copied(network: nn.Module, tensors: list[Tensor]) -> nn.Module:
 
 
 def _form(network: nn.Module) -> list[Any]:
-    """Modules by name and class with what they remember, and the tensors' shapes and precisions."""
+    """Modules by name and class with what they remember, and the tensors' shapes and precisions.
+
+    The base of an adapted network is no part of it: the tensors are there, and it isn't to be kept.
+    """
     modules: list[Any] = [
-        (name, type(module), {key: value for key, value in vars(module).items() if not key.startswith("_")})
+        (name, type(module), {key: value for key, value in vars(module).items() if key[0] != "_" and key != "base"})
         for name, module in network.named_modules()
     ]
     return modules + [(tensor.shape, tensor.dtype) for tensor in _tensors(network)]

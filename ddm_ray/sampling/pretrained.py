@@ -277,9 +277,12 @@ def _write(components: Components, folder: Path, on_written: Callable[[int, int]
 
 
 def _base_of(models: Models) -> Network | None:
-    """The base of adapters; None for experts that are whole networks."""
-    network = bare(models.experts[0])
-    return network.base if isinstance(network, Network) else None
+    """The base of adapters; None for experts that are whole networks. SamplingError if there are several."""
+    networks = [bare(models.experts[number]) for number in range(len(models.experts))]
+    bases = {id(each.base): each.base for each in networks if isinstance(each, Network) and each.base is not None}
+    if len(bases) > 1:
+        raise SamplingError("experts are adapters of several networks: load them together, so that they share one")
+    return next(iter(bases.values()), None)
 
 
 def _write_network(model: Any, folder: Path) -> list[str | None]:

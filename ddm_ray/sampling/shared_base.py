@@ -15,11 +15,12 @@ from ddm_ray.core.flow import Flow
 from ddm_ray.core.snr import VelocityField, bare, velocity_field
 from ddm_ray.core.transfer import upload
 from ddm_ray.models.mixed_adapters import MixedAdapters
+from ddm_ray.models.weights import share_tensors
 from ddm_ray.sampling.driver import Experts
 from ddm_ray.sampling.request import ExpertCall
 
-LEAST_ROWS = 64
-"""Rows that a shared call may always have; more only if a call of one expert has as many."""
+ROWS_AT_ONCE = 64
+"""Rows of a shared call at most. A call of one expert that has as many gains nothing from others."""
 
 
 class SharedBase:
@@ -46,21 +47,34 @@ class SharedBase:
     def to(self, device: str | None, dtype: torch.dtype | None) -> None:
         """Move the base and all adapters, as torch's modules are moved; None: stay."""
         with self._lock:
-            for expert in self._experts:
-                if expert is not None:
-                    expert.to(device, dtype)
+            adapted = [each for each in self._experts if each is not None]
+            base = bare(adapted[0]).base
+            base.to(device, dtype)
+            for expert in adapted:
+                share_tensors(base, bare(expert))
+                expert.to(device, dtype)
             self._share()
 
     def together(self, calls: Sequence[ExpertCall]) -> list[Tensor]:
         """Answers to calls of experts that are there, by few calls of the base: each row has its expert's adapter."""
+        small = [call for call in calls if len(call.x_BCHW) < ROWS_AT_ONCE]
+        of_small = iter(self._joined(small) if small else ())
+        return [next(of_small) if len(call.x_BCHW) < ROWS_AT_ONCE else self._alone(call) for call in calls]
+
+    def _alone(self, call: ExpertCall) -> Tensor:
+        field = self._experts[call.expert]
+        assert field is not None
+        answer: Tensor = field(call.x_BCHW, call.t_B, call.condition)
+        return answer
+
+    def _joined(self, calls: Sequence[ExpertCall]) -> list[Tensor]:
         sizes = [len(call.x_BCHW) for call in calls]
-        most = max(LEAST_ROWS, *sizes)
         x_RCHW, t_R = torch.cat([call.x_BCHW for call in calls]), torch.cat([call.t_B for call in calls])
         adapter_R = upload(np.repeat([self._place[call.expert] for call in calls], sizes), x_RCHW.device)
         condition, answers = join([call.condition for call in calls]), list[Tensor]()
         with self._lock:
-            for first in range(0, len(x_RCHW), most):
-                rows = slice(first, first + most)
+            for first in range(0, len(x_RCHW), ROWS_AT_ONCE):
+                rows = slice(first, first + ROWS_AT_ONCE)
                 self._mixed.choose(adapter_R[rows])
                 answers.append(self._field(x_RCHW[rows], t_R[rows], condition[rows]))
         return list(torch.cat(answers).split(sizes))
@@ -71,6 +85,6 @@ def sharing(experts: Experts) -> Experts:
     fields = [experts[number] for number in range(len(experts))]
     present = [each for each in fields if each is not None]
     bases = {id(base) if (base := getattr(bare(each), "base", None)) is not None else None for each in present}
-    if len(present) < 2 or len(bases) > 1 or None in bases:
+    if len(bases) != 1 or None in bases:
         return experts
     return SharedBase(fields)  # type: ignore[arg-type]

@@ -98,7 +98,11 @@ def _of_run(config: RunConfig, init: InitFrom, job: Artifact, spec: Spec, part: 
     where = f"{run.url}/{artifact}"
     if job.kind == "router" and config.changes.of_clusters:
         return _router_of_base(config, run)
-    _require_same(spec_of(run.config, artifact.kind, artifact.cluster), spec, part, where)
+    theirs = spec_of(run.config, artifact.kind, artifact.cluster)
+    if "adapter" in theirs:
+        export = "export that run's monolith, into which its adapter is merged, and name the export"
+        raise ConfigError(f"{where} is an adapter, and trainings begin with whole networks: {export}")
+    _require_same(theirs, spec, part, where)
     described, tensors = Weights.finished(run, artifact).read(run, network_bytes(spec))
     return parse_network(described, tensors, where, spec)[0]
 

@@ -155,21 +155,21 @@ def test_a_large_call_is_cut_and_what_moves_stays_shared(monkeypatch: pytest.Mon
     base, spec = base_of("DiT"), spec_of("DiT")
     networks = [adapted(base, spec, seed) for seed in range(2)]
     shared = sharing(networks)
-    assert (
-        isinstance(shared, SharedBase)
-        and sharing(networks[:1]) == networks[:1]
-        and sharing([base, base]) == [base, base]
-    )
+    assert isinstance(shared, SharedBase) and sharing([base, base]) == [base, base]
     x_RCHW, t_R, condition = rows(base, 14)
     calls = [ExpertCall(0, x_RCHW[:6], t_R[:6], condition[:6]), ExpertCall(1, x_RCHW[6:], t_R[6:], condition[6:])]
     together = shared.together(calls)
-    monkeypatch.setattr(shared_base, "LEAST_ROWS", 3)
+    monkeypatch.setattr(shared_base, "ROWS_AT_ONCE", 7)
     called = list[int]()
     forward = type(base).forward
     monkeypatch.setattr(type(base), "forward", lambda own, *given: called.append(len(given[0])) or forward(own, *given))
     for one, other in zip(shared.together(calls), together, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    assert called == [8, 6]
+    assert called == [6, 8], "one alone has as many as a shared call, and the others are one"
+    called.clear()
+    monkeypatch.setattr(shared_base, "ROWS_AT_ONCE", 9)
+    shared.together(calls)
+    assert called == [9, 5]
     shared.to("cpu", torch.bfloat16)
     assert {each.dtype for each in base.parameters()} == {torch.bfloat16}
     stacked = {each.untyped_storage().data_ptr() for each in shared._mixed.buffers()}
@@ -183,3 +183,21 @@ def test_tables_that_no_file_has_are_the_bases(monkeypatch: pytest.MonkeyPatch) 
     networks = [adapted(base, spec, seed) for seed in range(2)]
     mixed = MixedAdapters(networks)
     assert all(each.trunk.positions_1ND is base.trunk.positions_1ND for each in (mixed.network, *networks))  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def test_tables_move_with_the_base() -> None:
+    base, spec = base_of("DiT"), spec_of("DiT")
+    shared = sharing([adapted(base, spec, seed) for seed in range(2)])
+    assert isinstance(shared, SharedBase)
+    shared.to("cpu", torch.float64)
+    tables = [each.trunk.positions_1ND for each in (base, shared._mixed.network, shared[0], shared[1])]  # type: ignore[union-attr]
+    assert tables[0].dtype == torch.float64 and all(each is tables[0] for each in tables[1:])
+
+
+def test_an_adapter_of_another_network_is_refused() -> None:
+    spec = spec_of("DiT")
+    data, _ = weights.weights_as_bytes(weights.build(spec), spec)
+    wider = {**base_spec(spec), "config": {**spec["config"], "depth": 3}}
+    with pytest.raises(CorruptArtifact, match="an adapter of another network than this base"):
+        weights.load_model(spec, data, weights.build(wider))

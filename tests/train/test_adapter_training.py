@@ -4,13 +4,15 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
 
 from ddm_ray.config import SamplingSettings
 from ddm_ray.core.snr import bare
-from ddm_ray.errors import Preempted
+from ddm_ray.errors import ConfigError, Preempted
+from ddm_ray.jobs.copying import copy
 from ddm_ray.jobs.published import Weights
 from ddm_ray.models.flops import num_parameters
 from ddm_ray.pipeline import DDMPipeline
@@ -131,3 +133,19 @@ def test_a_dense_export_has_the_adapter_merged(trained: Run) -> None:
         assert (merged(*given) - network.base(*given)).abs().max() > 1e-3
     card = model_card(trained, "monolith")
     assert f"| parameters | {num_parameters(network.base):,} |" in card and "merged into the network of" in card
+
+
+def test_host_memory_and_copies_have_what_they_need(trained: Run, tmp_path: Path) -> None:
+    asked = {"class_labels": [3, 7], "steps": 3, "seeds": 5, "output_type": "np"}
+    images = [DDMPipeline.from_run(trained, offload=offload)(**asked).images for offload in (None, "host")]
+    assert np.abs(images[0] - images[1]).max() < 1e-5
+    copy(trained, str(tmp_path / "copy"), EXPERT, lambda share, key: None)
+    copied = Run.open(str(tmp_path / "copy"))
+    assert load_network(copied, Weights.finished(copied, EXPERT)).base is not None
+
+
+def test_beginning_with_another_runs_adapter_names_the_remedy(trained: Run, tmp_path: Path) -> None:
+    init = f"expert.train.init_from={{source: {trained.url}, network: expert 1}}"
+    run = make_data(str(tmp_path / "run"), settings=(init, *SHORT))
+    with pytest.raises(ConfigError, match=r"experts/001 is an adapter, .*export that run's monolith"):
+        create_run(str(tmp_path / "other"), run.config)

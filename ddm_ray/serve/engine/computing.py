@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -78,7 +79,8 @@ class Networks:
         self._loaded: dict[Weights, Field] = {}
         self._loading: dict[Weights, threading.Lock] = {}
         self._lock = threading.Lock()
-        self._bases: dict[str, Network | None] = {}
+        # As long as an adapter is there, so is its base.
+        self._bases, self._loading_base = WeakValueDictionary[str, Network](), threading.Lock()
 
     def of(self, weights: Weights, run: Run) -> Field:
         """The network of a run's weights. Raises CorruptArtifact, DriftError, and ServeError if it can't be compiled.
@@ -109,13 +111,15 @@ class Networks:
 
     def _base_of(self, weights: Weights, run: Run, device: str) -> Network | None:
         """The base of an adapter, which all of a replica share."""
-        if weights.artifact.cluster is None or run.config.expert.adapter is None:
+        if run.config.expert.adapter is None or weights.artifact.kind not in ("expert", "monolith"):
             return None
         digest = run.require(beginning_of(run.config, weights.artifact)[0]).digest
-        with self._lock:
-            if digest not in self._bases:
-                self._bases = {digest: load_base(run, weights.artifact, device, self.computing.dtype)}
-            return self._bases[digest]
+        with self._loading_base:  # not the lock of all: it may take minutes
+            if (base := self._bases.get(digest)) is None:
+                base = load_base(run, weights.artifact, device, self.computing.dtype)
+                assert base is not None
+                self._bases[digest] = base
+            return base
 
     def keep(self, needed: Collection[Weights | None]) -> None:
         """Forget all other networks; engines that use one keep it."""
