@@ -1,5 +1,6 @@
 """islands.sh with a stand-in for Ray: it ends what it has started, all of it and nothing else, and says what failed."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -64,11 +65,22 @@ def test_islands_are_brought_up_once_and_ended_wholly(home: Path) -> None:
     assert run(home, "down").stdout == ""
 
 
+def is_unlocked(path: Path) -> bool:
+    """True if no process holds the lock."""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def test_a_pid_that_came_again_is_spared(home: Path) -> None:
     number = str(free_island())
     assert run(home, "up", number).returncode == 0
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
         os.killpg(pid(home, number), signal.SIGKILL)
+        wait_for(lambda: is_unlocked(home / f".ddm/islands/{number}.lock"), 30)  # the group dies one by one
         (home / f".ddm/islands/{number}.pid").write_text(str(stranger.pid))
         assert run(home, "down").returncode == 0
         assert stranger.poll() is None
