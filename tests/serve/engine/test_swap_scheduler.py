@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddm_ray.serve.engine.scheduler import Job, OverloadedError, Scheduler, Speed
@@ -159,6 +159,7 @@ ASKED = st.tuples(st.integers(-1, 4), st.integers(1, 200), st.integers(1, 4), st
     alone=st.booleans(),
     gap=st.integers(0, 2),
 )
+@example([(0, 1, 1, 1.0), (-1, 1, 1, 1.0), (3, 3, 3, 1.0), (4, 1, 4, 1.0)], 2, 0.0, False, 0)
 def test_the_most_urgent_waits_for_a_few_swaps_at_most(
     asked: list[tuple[int, int, int, float]], num_slots: int, swap: float, alone: bool, gap: int
 ) -> None:
@@ -177,7 +178,9 @@ def test_the_most_urgent_waits_for_a_few_swaps_at_most(
             if not machine.jobs:
                 break
             first = min(machine.deadlines, key=lambda each: (machine.deadlines[each], each))
-            if first != urgent:
+            # Of equal deadlines none is more urgent, and none displaces another.
+            equal = list(machine.deadlines.values()).count(machine.deadlines[first]) > 1
+            if first != urgent or equal:
                 urgent, since = first, machine.now
             began = machine.now
             ran = machine.turn().run
