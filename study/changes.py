@@ -40,6 +40,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,7 +50,7 @@ from safetensors.torch import save_file
 sys.path.insert(1, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parents[1] / "benchmarks"))
 
-from claims import Claim, Report, options
+from claims import Report, options
 
 from changes_ruler import Ruler, router_accuracy
 from changes_runs import (
@@ -72,7 +73,7 @@ from ddm_ray.run.graph import PARTITION, ROUTER, expert, experts_of
 from ddm_ray.run.info import PartitionInfo
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import Models, load_models, load_trained
-from studies import made, trained
+from studies import add_seeds, kept, made, trained
 
 HALF = "a fifth of the steps, half of the rows untold"
 FRACTIONS = {"a tenth of the steps": 2, "a fifth of the steps": 4, "all steps": 20}
@@ -226,11 +227,7 @@ def one_seed(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, Any
         "untold": measuring.measure_untold,
     }
     for name, measure in measures.items():
-        file = folder / str(seed) / f"{name}.json"
-        if not file.exists():
-            file.with_suffix(".new").write_text(json.dumps(measure()))
-            file.with_suffix(".new").rename(file)
-        measured |= json.loads(file.read_text())
+        measured |= kept(folder / str(seed) / f"{name}.json", measure)
     return measured
 
 
@@ -249,10 +246,7 @@ def _worst_family(images: dict[str, Any], name: str, other: str) -> float:
 
 def tell(report: Report, measured: list[dict[str, Any]]) -> None:
     """Claims over all seeds."""
-
-    def add(words: str, values: list[float], target: float | None = None) -> None:
-        spread = f"({min(values):.3g} to {max(values):.3g})"
-        report.add(Claim(words, statistics.mean(values), spread, target))
+    add = partial(add_seeds, report)
 
     for run in ("base", "scratch"):
         add(f"agreement of clusters and families, {run}", [each["agreement"][run] for each in measured])

@@ -1,9 +1,11 @@
 """Small runs of real training, all of it by the product itself without Ray, and variants that share their experts."""
 
+import json
 import shutil
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[1:1] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from claims import TRAIN  # noqa: E402
+from claims import TRAIN, Claim, Report  # noqa: E402
 
 from ddm_ray.config import load_recipe  # noqa: E402
 from ddm_ray.data.partition.stage import partition  # noqa: E402
@@ -85,6 +87,21 @@ def trained(run: Run, artifacts: Iterable[Artifact], placement: TrainPlacement |
         if done.returncode:
             raise RuntimeError(f"{run.url}: {', '.join(missing)}: {done.stderr[-2000:]}")
     return run
+
+
+def kept(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is measured, or was measured and kept in a file."""
+    if not file.exists():
+        file.with_suffix(".new").write_text(json.dumps(measure()))
+        file.with_suffix(".new").rename(file)
+    measured: dict[str, Any] = json.loads(file.read_text())
+    return measured
+
+
+def add_seeds(report: Report, words: str, values: Sequence[float], target: float | None = None) -> None:
+    """Add a claim to a report: the mean over seeds, and their range."""
+    spread = f"({min(values):.3g} to {max(values):.3g})"
+    report.add(Claim(words, statistics.mean(values), spread, target))
 
 
 def metrics(run: Run) -> dict[str, Any]:

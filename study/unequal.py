@@ -21,8 +21,8 @@ Expected, before any of it ran:
   of each other, `long` between `small` and `mixed`.
 - The cluster with the small network is what `mixed` loses by, the one with the large network what it gains by.
 
-Only seeds below `--timed` are trained by islands, one at a time, with nothing else on the machine; the others, whose
-times don't matter, by this process. Killed, it goes on by the same command; then times aren't those of one piece.
+Islands train the seeds below `--timed`, one at a time, with nothing else on the machine. This process trains the
+others, for their distances alone. Killed, it goes on by the same command; then times aren't those of one piece.
 """
 
 import json
@@ -44,7 +44,7 @@ import torch
 sys.path.insert(1, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parents[1] / "benchmarks"))
 
-from claims import Claim, Report, options
+from claims import Report, options
 
 from changes_ruler import Ruler
 from changes_runs import NAMES, data_of, pictures, write_pictures
@@ -54,7 +54,7 @@ from ddm_ray.run.graph import PARTITION, ROUTER, expert, experts_of
 from ddm_ray.run.info import PartitionInfo, TrainedInfo
 from ddm_ray.run.run import Run
 from ddm_ray.sampling.run_models import load_models
-from studies import made, trained, variant
+from studies import add_seeds, kept, made, trained, variant
 
 WIDTHS = {"small": 64, "medium": 128, "large": 256, "even": 168}
 """Width of networks of two blocks; parameters are about as 1 to 4 to 16, and `even` is the mean of these."""
@@ -175,21 +175,9 @@ def by_islands(run: Run, islands: Path) -> float:
     return time.monotonic() - began
 
 
-def kept(file: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is measured, or was measured and kept in a file."""
-    if not file.exists():
-        file.with_suffix(".new").write_text(json.dumps(measure()))
-        file.with_suffix(".new").rename(file)
-    measured: dict[str, Any] = json.loads(file.read_text())
-    return measured
-
-
 def tell(report: Report, seeds: list[dict[str, Any]], timed: int) -> None:
     """Claims over all seeds."""
-
-    def add(words: str, values: list[float], target: float | None = None) -> None:
-        spread = f"({min(values):.3g} to {max(values):.3g})"
-        report.add(Claim(words, statistics.mean(values), spread, target))
+    add = partial(add_seeds, report)
 
     def ratio(what: str, other: str, measured: list[dict[str, Any]]) -> list[float]:
         return [each["arms"]["mixed"][what] / each["arms"][other][what] for each in measured]

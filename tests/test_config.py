@@ -111,7 +111,7 @@ def test_a_setting_may_name_a_part_that_the_recipe_leaves_out(tmp_path: Path) ->
         ),
         (["experts={2: {}}"], "experts.2: there is no such cluster: they are 0 to 1"),
         (["experts={1: {model: {width: -1}}}"], "experts.1.model.width: Input should be greater"),
-        (["experts.x.train.steps=3"], "experts.x: is no number, as of a cluster"),
+        (["experts.x.train.steps=3"], "experts.x: is no cluster's number"),
         (["experts={1: {flow: {path: cosine}}}"], "experts.1.model.analytic_skip is for the velocity of the linear"),
         (
             ["expert.train.init_from={source: x, network: monolith}", "experts={1: {model: {width: 16}}}"],

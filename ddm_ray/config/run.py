@@ -291,7 +291,7 @@ def invalid_fields(error: ValidationError, model: type[BaseModel] | None = None,
         if finding["type"] == "literal_error" and isinstance(finding["input"], str):
             given += meant(finding["input"], re.findall(r"'([^']*)'", finding["ctx"]["expected"]))
         if finding["loc"][-1:] == ("[key]",):
-            field, message, given = field.removesuffix(".[key]"), "is no number, as of a cluster", ""
+            field, message, given = field.removesuffix(".[key]"), "is no cluster's number", ""
         findings.append(": ".join(filter(None, (".".join(filter(None, (where, field))), f"{message}{given}"))))
     return one_line("; ".join(findings))
 

@@ -13,9 +13,9 @@ from ddm_ray.config.networks import SIZES
 from ddm_ray.jobs.job_files import list_jobs
 from ddm_ray.jobs.status import status
 from ddm_ray.models import weights
-from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.flops import num_frozen, num_parameters
 from ddm_ray.models.hub import encoders_in_training
-from ddm_ray.models.spec import base_spec, experts_by_network, router_spec, spec_of
+from ddm_ray.models.spec import experts_by_network, router_spec, spec_of
 from ddm_ray.models.text import known_parameters
 from ddm_ray.placement import Island, TrainPlacement
 from ddm_ray.run.graph import Artifact, shard, shards_of
@@ -58,13 +58,8 @@ class ModelNeeds:
         sizes = [_parameters(spec) for spec, own in experts_by_network(self.config) for _ in own]
         held = sum(sorted(sizes, reverse=True)[:teachers])  # the largest may be there at the same time
         router = 0 if self.config.student.teacher == "label" else _parameters(router_spec(self.config))
-        base = 0 if self.config.expert.adapter is None else _parameters(base_spec(spec_of(self.config, "monolith")))
+        base = num_frozen(weights.build(spec_of(self.config, "monolith"), "meta"))
         return (2 if use_gpu else 4) * (held + router + base)
-
-    @cached_property
-    def frozen_parameters(self) -> int:
-        """Parameters of an adapter's base, which a worker holds but doesn't train; 0 for a whole network."""
-        return sum(parameter.numel() for parameter in self.model.parameters()) - self.parameters
 
     @cached_property
     def text_parameters(self) -> int | None:
@@ -91,7 +86,7 @@ class ModelNeeds:
         activations, communication buffers or libraries. An impossible stage gives None.
         """
         beside = self.teachers_bytes(use_gpu, teachers) + (2 if use_gpu else 4) * (self.text_parameters or 0)
-        frozen = (2 if self.job.train.precision == "bf16" else 4) * self.frozen_parameters
+        frozen = (2 if self.job.train.precision == "bf16" else 4) * num_frozen(self.model)
         each = bytes_a_parameter(self.job.train.precision, workers, use_gpu)
         # Stage 3 shards the base, too.
         bases = [frozen, frozen, frozen, frozen / workers]

@@ -20,6 +20,11 @@ def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in trained_parameters(model).values())
 
 
+def num_frozen(model: nn.Module) -> int:
+    """Number of parameters of an adapted network's base; 0 for others."""
+    return sum(parameter.numel() for parameter in model.parameters()) - num_parameters(model)
+
+
 def weights_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """Bytes of the parameters in this precision; models are loaded in float32, whatever a file holds."""
     return num_parameters(model) * dtype.itemsize

@@ -26,11 +26,6 @@ def denoiser_spec(config: RunConfig, cluster: int | None = None) -> dict[str, An
     return {**spec, "adapter": {**adapter.model_dump(mode="json"), "targets": targets}}
 
 
-def base_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """The spec of a network without its adapter."""
-    return {name: value for name, value in spec.items() if name != "adapter"}
-
-
 def experts_by_network(config: RunConfig) -> list[tuple[dict[str, Any], list[int]]]:
     """The specs of the run's experts, each with the clusters that have such a network: one where all are alike."""
     clusters_of: dict[str, list[int]] = {}

@@ -39,16 +39,21 @@ def spec_of_model(model: Network) -> dict[str, Any]:
     return spec if model.adapter is None else {**spec, "adapter": model.adapter}
 
 
+def base_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of a network without its adapter."""
+    return {name: value for name, value in spec.items() if name != "adapter"}
+
+
 def build(spec: dict[str, Any], device: str = "cpu", filled: bool = True) -> Network:
     """A freshly initialised model of this spec; CorruptArtifact if the spec isn't one of ours.
 
     On device "meta" it has shapes and names but no memory: enough to count, and to plan. Not `filled`, its parameters
-    are whatever memory holds, for a caller that reads all of them next; so are those of an adapter's base.
+    are whatever memory holds, for a caller that reads all of them next.
     """
-    if (adapter := spec.get("adapter")) is not None:
-        bare = build({key: value for key, value in spec.items() if key != "adapter"}, device, filled=False)
+    if "adapter" in spec:
+        base = build(base_spec(spec), device, filled)
         with torch.device(device), nullcontext() if filled and device != "meta" else _Unfilled():
-            return adapt(bare, adapter)
+            return adapt(base, spec["adapter"])
     name, config = spec.get("class"), spec.get("config")
     if name not in MODELS or not isinstance(config, dict):
         raise CorruptArtifact(f"model spec: class {name!r} with a config is not one of {sorted(MODELS)}")

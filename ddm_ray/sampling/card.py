@@ -4,7 +4,7 @@ from ddm_ray import __version__
 from ddm_ray.errors import CorruptArtifact, DriftError
 from ddm_ray.models import weights
 from ddm_ray.models.flops import num_parameters
-from ddm_ray.models.spec import base_spec, spec_of
+from ddm_ray.models.spec import spec_of
 from ddm_ray.run.graph import PARTITION, ROWS, Artifact
 from ddm_ray.run.info import EvaluationInfo, PartitionInfo, RowsInfo, TrainedInfo
 from ddm_ray.run.inventory import evaluations
@@ -71,7 +71,7 @@ def model_card(run: Run, kind: ModelKind, license_name: str | None = None) -> st
         "data": f"{data.source}, {_rows(run)} as {'latents' if data.latents else 'images'} of {shape}",
         "conditions": "texts" if data.text else f"{data.num_classes} classes" if data.num_classes else "none",
         "parts of the data, and experts (K)": f"{config.partition.num_clusters}",
-        "parameters": f"{num_parameters(weights.build(base_spec(spec_of(config, kind)), 'meta')):,}",
+        "parameters": f"{num_parameters(weights.build(weights.base_spec(spec_of(config, kind)), 'meta')):,}",
         "steps": f"{info.step:,}, {info.rows_seen:,} rows seen",
         "FLOPs": f"{info.training_flops:.3g}",
         "loss of the last steps": f"{info.loss:.4g}",

@@ -18,7 +18,7 @@ from ddm_ray.models import weights
 from ddm_ray.models.adapters import layers_of
 from ddm_ray.models.fingerprints import fingerprint_of
 from ddm_ray.models.flops import num_parameters
-from ddm_ray.models.spec import base_spec, spec_of
+from ddm_ray.models.spec import spec_of
 from ddm_ray.run.base import Base
 from ddm_ray.run.graph import EXTRAS, Artifact, part_of, trained_of
 from ddm_ray.run.info import BeginningInfo
@@ -52,7 +52,7 @@ class _Copy:
 
     def commit(self, run: Run, network: nn.Module) -> None:
         """Write the copy."""
-        spec = base_spec(spec_of(run.config, self.job.kind, self.job.cluster))
+        spec = weights.base_spec(spec_of(run.config, self.job.kind, self.job.cluster))
         tensors, described = weights.weights_as_bytes(network, spec)
         files = dict(zip(NETWORK, (described.encode(), tensors), strict=True))
         for name, data in files.items():

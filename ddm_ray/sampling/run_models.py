@@ -19,7 +19,7 @@ from ddm_ray.jobs.published import Weights, all_finished
 from ddm_ray.models import weights
 from ddm_ray.models.network import Network
 from ddm_ray.models.router import Router
-from ddm_ray.models.spec import base_spec, spec_of
+from ddm_ray.models.spec import spec_of
 from ddm_ray.parsing import parse_object
 from ddm_ray.run.graph import PARTITION, ROUTER, Artifact
 from ddm_ray.run.info import EvaluationInfo, PartitionInfo
@@ -155,7 +155,7 @@ def load_base(
     beginning = beginning_of(run.config, job)[0]
     manifest = run.require(beginning)
     described, tensors = (run.read(beginning, name, manifest) for name in NETWORK)
-    network = parse_network(described, tensors, f"{run.url}/{beginning}", base_spec(spec))[0]
+    network = parse_network(described, tensors, f"{run.url}/{beginning}", weights.base_spec(spec))[0]
     return network.to(device, dtype_of(precision)).requires_grad_(False)
 
 
@@ -292,8 +292,7 @@ def load_models(
 
     def load(artifact: Artifact, where: str) -> nn.Module:
         nonlocal loaded
-        own_base = base if artifact.cluster is not None else None
-        network = load_weights(run, weights.get(artifact) or Weights.finished(run, artifact), where, dtype, own_base)
+        network = load_weights(run, weights.get(artifact) or Weights.finished(run, artifact), where, dtype, base)
         loaded += 1
         if on_loaded and offload is None:  # offloaded experts are loaded again and again
             on_loaded(loaded, total)

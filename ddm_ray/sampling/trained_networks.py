@@ -19,7 +19,7 @@ from ddm_ray.jobs.published import Weights
 from ddm_ray.models import third_party, weights
 from ddm_ray.models.foreign_weights import what_else, without_prefix
 from ddm_ray.models.router import Router
-from ddm_ray.models.spec import base_spec, spec_of
+from ddm_ray.models.spec import spec_of
 from ddm_ray.run.graph import ROUTER, Artifact, expert, part_of, trained_of
 from ddm_ray.run.manifest import Identity, drift
 from ddm_ray.run.run import RUN_FILE, Run
@@ -51,7 +51,7 @@ def read_trained(config: RunConfig, job: Artifact, init: InitFrom) -> nn.Module:
     Raises ConfigError where the source is none, holds another network, or many and none is named; MissingArtifact for
     one that isn't there or has not finished; CorruptArtifact, all of which begin with the field.
     """
-    spec, part = base_spec(spec_of(config, job.kind, job.cluster)), part_of(job)
+    spec, part = weights.base_spec(spec_of(config, job.kind, job.cluster)), part_of(job)
     own = None if job.cluster is None else config.experts.get(job.cluster)
     field = f"experts.{job.cluster}" if own and "init_from" in own.train else part
     try:

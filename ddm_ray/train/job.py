@@ -19,8 +19,9 @@ from ddm_ray.core.streams import INITIAL, stream
 from ddm_ray.core.times import TimeSampling
 from ddm_ray.errors import TrainingError
 from ddm_ray.models import weights
-from ddm_ray.models.adapters import trained_state
+from ddm_ray.models.adapters import adapt, trained_state
 from ddm_ray.models.flops import forward_flops_per_row, training_flops_per_row
+from ddm_ray.models.network import Network
 from ddm_ray.models.spec import router_spec, spec_of
 from ddm_ray.remedies import Begin
 from ddm_ray.run import graph
@@ -70,10 +71,12 @@ class TrainJob:
             steps=train.steps,
         )
 
-    def build(self, filled: bool = True) -> nn.Module:
-        """The model at its seeded initialisation; not `filled`: see `weights.build`."""
+    def build(self, filled: bool = True, base: Network | None = None) -> nn.Module:
+        """The model at its seeded initialisation; not `filled`: see `weights.build`. `base`: gets the job's adapter."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(stream(self.train.seed, INITIAL, *self.key).integers(2**32)))
+            if base is not None:
+                return adapt(base, self.spec["adapter"]).train()
             return weights.build(self.spec, filled=filled)
 
     def masking(self, step: int) -> Masking | None:

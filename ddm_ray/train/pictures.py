@@ -17,7 +17,7 @@ from ddm_ray.core.solvers import SOLVERS
 from ddm_ray.memory import free_bytes
 from ddm_ray.models import weights
 from ddm_ray.models.adapters import trained_parameters
-from ddm_ray.models.flops import num_parameters
+from ddm_ray.models.flops import num_frozen
 from ddm_ray.run.manifest import read_manifest
 from ddm_ray.sampling.run_models import ModelKind, settings_of
 from ddm_ray.spelling import one_line
@@ -57,8 +57,7 @@ class Painter:
         artifact = self._job.artifact
         self.paints = artifact.kind != "router" and self._run.config.data.text is None
         self._kind: ModelKind = "student" if artifact.kind == "student" else "monolith"
-        network = weights.build(self._job.spec, "meta")
-        self._base_bytes = 4 * (sum(each.numel() for each in network.parameters()) - num_parameters(network))
+        self._base_bytes = 4 * num_frozen(weights.build(self._job.spec, "meta"))
 
     def paint(
         self, key: str, size: int, read: Callable[[], bytes], given_up: Callable[[], bool] = lambda: False

@@ -21,7 +21,6 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.cache import local_files
 from ddm_ray.data.loading.verified import VerifiedFile
 from ddm_ray.jobs.published import Weights
-from ddm_ray.models.adapters import base_name, is_adapted, is_of_adapter
 from ddm_ray.models.network import Network
 from ddm_ray.models.spec import spec_of
 from ddm_ray.placement import TrainPlacement
@@ -190,18 +189,7 @@ def _teachers(run: Run, null_text: Text | None, device: torch.device, experts: E
 
 def model_for_state(run: Run, job: TrainJob) -> nn.Module:
     """The model of a job that a state is read into, with whatever memory holds. Raises as `load_base`."""
-    model = job.build(filled=False)
-    return with_base(run, job, model) if is_adapted(model) else model
-
-
-def with_base(run: Run, job: TrainJob, model: nn.Module) -> nn.Module:
-    """An adapted model with the tensors of its base, without a copy. Raises as `load_base`."""
-    base = load_base(run, job.artifact)
-    assert base is not None
-    tensors = base.state_dict()
-    of_base = {name: tensors[base_name(name)] for name in model.state_dict() if not is_of_adapter(name)}
-    model.load_state_dict(of_base, strict=False, assign=True)
-    return model
+    return job.build(filled=False, base=load_base(run, job.artifact))
 
 
 def first_model(run: Run, job: TrainJob) -> nn.Module:
@@ -209,9 +197,10 @@ def first_model(run: Run, job: TrainJob) -> nn.Module:
 
     Raises as `load_teachers`.
     """
-    model, start = job.build(), run.config.student.start
-    if is_adapted(model):
-        return with_base(run, job, model)
+    base, start = load_base(run, job.artifact), run.config.student.start
+    model = job.build(base=base)
+    if base is not None:
+        return model
     for beginning in beginning_of(run.config, job.artifact):
         model.load_state_dict(load_initial_weights(run, beginning, job.spec).state_dict())
         return model

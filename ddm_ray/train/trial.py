@@ -5,7 +5,7 @@ import time
 from statistics import median
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddm_ray.config import DataConfig
 from ddm_ray.core.augmentation import Views
@@ -14,7 +14,6 @@ from ddm_ray.core.transfer import frozen_dtype
 from ddm_ray.data.loading.loader import LoadedBatch
 from ddm_ray.data.text_encoding import StoredTexts
 from ddm_ray.memory import reset_peak, taken_bytes
-from ddm_ray.models.adapters import is_adapted, is_of_adapter
 from ddm_ray.models.text import TextEncoder
 from ddm_ray.placement import TrainPlacement
 from ddm_ray.train.batches import RankBatches
@@ -79,12 +78,7 @@ def trial(job: TrainJob, data: DataConfig, num_clusters: int, placement: TrainPl
     share = math.ceil(job.batch / workers)
     at_once = min(share, placement.micro_batch or share)
     batches = RankBatches(job, rows, 0, workers, at_once, texts=texts)
-    model = job.build()
-    if is_adapted(model):  # its base is whatever memory holds: numbers that aren't finite would end the trial
-        for name, parameter in model.named_parameters():
-            if not is_of_adapter(name):
-                nn.init.normal_(parameter, std=0.02)
-    engine = Engine(model, job.train, placement)
+    engine = Engine(job.build(), job.train, placement)
     if engine.compiled_unasked:
         try_code(engine, job, batches, 0)
     similar_steps = job.train.steps - job.train.unmasked_steps  # with as many tokens each

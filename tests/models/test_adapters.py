@@ -17,7 +17,7 @@ from ddm_ray.models.adapters import base_name, is_of_adapter, trained_parameters
 from ddm_ray.models.flops import forward_flops_per_row, num_parameters
 from ddm_ray.models.mixed_adapters import MixedAdapters
 from ddm_ray.models.rows import rows_of_zeros
-from ddm_ray.models.spec import base_spec, denoiser_spec
+from ddm_ray.models.spec import denoiser_spec
 from ddm_ray.sampling import shared_base
 from ddm_ray.sampling.request import ExpertCall
 from ddm_ray.sampling.shared_base import SharedBase, sharing
@@ -147,7 +147,7 @@ def test_without_its_base_it_is_refused() -> None:
     with pytest.raises(CorruptArtifact, match="it needs its base, and there is none"):
         weights.load_model(spec, data)
     with pytest.raises(CorruptArtifact, match="weights lack the tensor"):
-        weights.load_model(base_spec(spec), data)
+        weights.load_model(weights.base_spec(spec), data)
 
 
 @torch.no_grad()
@@ -198,6 +198,6 @@ def test_tables_move_with_the_base() -> None:
 def test_an_adapter_of_another_network_is_refused() -> None:
     spec = spec_of("DiT")
     data, _ = weights.weights_as_bytes(weights.build(spec), spec)
-    wider = {**base_spec(spec), "config": {**spec["config"], "depth": 3}}
+    wider = {**weights.base_spec(spec), "config": {**spec["config"], "depth": 3}}
     with pytest.raises(CorruptArtifact, match="an adapter of another network than this base"):
         weights.load_model(spec, data, weights.build(wider))

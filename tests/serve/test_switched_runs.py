@@ -272,7 +272,7 @@ def test_another_text_encoder_cant_take_the_place(runs: Chain, tmp_path: Path) -
 
 
 def test_what_a_writer_leaves_when_it_is_killed_is_the_old_pin_or_the_new(runs: Chain, tmp_path: Path) -> None:
-    """After each byte: `first` is a run, too, whose URL begins like another one's."""
+    """After each byte. `first` is a run, too, and its URL begins like another one's."""
     longer = f"{runs.first.url}-longer"
     shutil.copytree(runs.first.url, longer)
     pin_file = tmp_path / "pins.yaml"
